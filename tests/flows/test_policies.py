@@ -1,15 +1,11 @@
 """Several policies in one run: each learns by its own roles, and what is true of one is of all."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.settings import PREFECT_API_URL
 from safetensors.numpy import load_file
 
 from ratchet.flows.checkpoints.forks import fork_run
@@ -24,6 +20,7 @@ from ratchet.tasks.reports.board.runs import list_runs
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from ratchet.tasks.storage.tables import read_table
 from tests.flows.test_train import without_clocks
+from tests.support.runs.killed import train_until_killed
 from tests.support.runs.recorded import RecordedRun
 from tests.support.runs.two_policies import CHANGES, two_policies
 
@@ -132,10 +129,7 @@ def test_a_kill_between_the_updates_of_two_policies_changes_nothing(
 ) -> None:
     """The main policy's is done; the other's is not begun, or it is applied and nobody knows."""
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.runs.two_policies", name, phase]
-    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
-    assert ended.returncode == -9
+    train_until_killed("two_policies", name, phase)
     killed = folder_of(name)
     done = [Ledger(killed.checkpoints(policy)).last_step() for policy in POLICIES]
     assert done == [2, 1]

@@ -1,7 +1,6 @@
 """Runs on services that lack something: refused before a rollout, or what it costs is said."""
 
 import json
-import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -118,8 +117,7 @@ def test_a_service_whose_answers_the_sdk_cannot_read_is_named_before_a_rollout(
 def test_a_run_on_a_service_without_an_end_of_sessions_says_so(
     server: PoorServer, engine: Address, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="ratchet.flows"):
-        probed(server, engine, "endless")
+    probed(server, engine, "endless")
     assert "lacks end of a session" in caplog.text
 
 
@@ -128,8 +126,7 @@ def test_a_run_on_a_service_without_an_end_of_sessions_says_so(
 def test_a_run_on_a_service_without_seeds_says_that_no_other_run_repeats_it(
     server: PoorServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="ratchet.flows"):
-        summary = train(small_recipe(**SHORT, steps=1), run="unseeded")
+    summary = train(small_recipe(**SHORT, steps=1), run="unseeded")
     assert not summary.reproducible
     assert "does not honour seeds, which seed 0 needs" in caplog.text
 
@@ -140,8 +137,7 @@ def test_a_run_on_a_service_without_seeds_says_that_no_other_run_repeats_it(
 def test_a_run_that_stopped_on_a_service_without_optimizers_goes_on_as_if_it_had_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="ratchet.flows"):
-        whole = folder_of(train(small_recipe(**SHORT, steps=3), run="straight").run)
+    whole = folder_of(train(small_recipe(**SHORT, steps=3), run="straight").run)
     assert "a crash applies the recorded datums of every step again" in caplog.text
     assert [one.step for one in Ledger(whole.checkpoints(POLICY)).states(99)] == [0]
     assert equal_steps(stopped_and_resumed("stopped"), whole) == 3
@@ -154,11 +150,10 @@ def test_a_run_makes_weights_again_that_a_service_has_forgotten_with_their_sessi
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     whole = folder_of(train(small_recipe(**SHORT, steps=3), run="at-once").run)
-    with caplog.at_level(logging.WARNING, logger="ratchet.tasks"):
-        assert equal_steps(stopped_and_resumed("in-two"), whole) == 3
-        assert "The weights of checkpoint 1 are made again" in caplog.text
-        two = small_recipe(**SHORT | {"evaluation": {"examples": 2, "greedy": False}})
-        again = evaluate(two, run="in-two", checkpoint=2)
+    assert equal_steps(stopped_and_resumed("in-two"), whole) == 3
+    assert "The weights of checkpoint 1 are made again" in caplog.text
+    two = small_recipe(**SHORT | {"evaluation": {"examples": 2, "greedy": False}})
+    again = evaluate(two, run="in-two", checkpoint=2)
     assert "The weights of checkpoint 2 are made again" in caplog.text
     assert [(score.rollouts, score.failed) for score in again.scores.values()] == [(2, 0)]
 
@@ -168,8 +163,7 @@ def test_a_run_makes_weights_again_that_a_service_has_forgotten_with_their_sessi
 def test_a_run_on_a_service_of_another_precision_compares_within_what_that_makes_of_weights(
     server: PoorServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, logger="ratchet.flows"):
-        run = stopped_and_resumed("rounded")
+    run = stopped_and_resumed("rounded")
     assert "So what a crash rebuilds is compared within 4 times" in caplog.text
     assert 1e-4 < read_json(run.update(POLICY, 1))["probe/max_difference"] < 0.5
 

@@ -1,15 +1,11 @@
 """Runs in stages: each is a run of its own, and starts where an earlier one ended."""
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions.compare_runs import differing_parts, list_faults, read_contents
 from ratchet.adapters.errors import UserError
@@ -24,6 +20,7 @@ from ratchet.tasks.reports.page import write_report
 from ratchet.tasks.storage.owners import last_owner
 from ratchet.tasks.storage.plan_record import child_runs, read_plan
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
+from tests.support.runs.killed import train_until_killed
 from tests.support.runs.staged import HELLO, RECIPE, SHARED, VALUES
 
 ROOT = Path(__file__).parents[2]
@@ -99,13 +96,10 @@ def test_trained_anew_from_a_stage_the_earlier_ones_stay_as_they_are(whole: RunF
     [("1-texts", signal.SIGTERM), ("between", signal.SIGKILL), ("2-rewards", signal.SIGKILL)],
 )
 def test_a_run_that_was_killed_in_or_between_stages_goes_on_as_if_it_had_not(
-    whole: RunFolder, root: Path, number: int, place: str
+    whole: RunFolder, root: Path, number: signal.Signals, place: str
 ) -> None:
     name = f"killed-{place}-{number}"
-    variables = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
-    command = [sys.executable, "-m", "tests.support.runs.staged", name, place, str(number)]
-    killed = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, check=False)
-    assert killed.returncode in (-number, 128 + number), killed.stderr.decode()
+    train_until_killed("staged", name, place, str(int(number)), by=number)
     began = [run.name for run in child_runs(folder_of(name))]
     assert began[-1].endswith(place) or (place == "between" and len(began) == 1)
     stages(RECIPE, run=name)

@@ -1,7 +1,6 @@
 """The stories of training: it repeats itself, it goes on, and it says what is wrong."""
 
 import json
-import logging
 from hashlib import sha256
 from pathlib import Path
 
@@ -98,7 +97,7 @@ def test_a_run_whose_engine_dies_goes_on_by_itself(
     trained: Path, runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RATCHET_RUNS", str(runs))
-    with dying_in_batch("train-00001.0"), caplog.at_level(logging.WARNING):
+    with dying_in_batch("train-00001.0"):
         train(small_recipe(), run="broken")
     assert "the run is started again (start 2 of 3), since the engine" in caplog.text
     assert len(final_weights(trained)) == 2

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -229,8 +228,7 @@ def test_an_older_state_and_more_repeated_steps_replace_a_state_that_is_gone(
         state = updater.ledger.at(step).state
         assert state is not None
         rest.delete_checkpoint_from_tinker_path(state).result()
-    with caplog.at_level(logging.WARNING, logger="ratchet.tasks"):
-        (probe,) = advance(updater, 3, 3)
+    (probe,) = advance(updater, 3, 3)
     assert tensors(updater, address) == undisturbed
     assert probe["probe/optimizer_step"] == 1
     assert "An older state is taken, and more steps are applied again" in caplog.text
@@ -354,8 +352,7 @@ def test_a_service_that_does_not_count_its_steps_is_said_to_be_unknown(
     monkeypatch.setattr(
         LivePolicy, "result", lambda *given: replace(result(*given), optimizer_step=None)
     )
-    with caplog.at_level(logging.WARNING, logger="ratchet.tasks"):
-        (probe,) = advance(make_updater(), 3, 3)
+    (probe,) = advance(make_updater(), 3, 3)
     assert set(probe) == {"probe/max_difference"}
     assert "kept its moments is unknown" in caplog.text
 

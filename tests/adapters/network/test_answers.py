@@ -1,6 +1,5 @@
 """Answers of servers that are strangers, as clients of theirs and the SDK get them."""
 
-import logging
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -88,7 +87,7 @@ def test_no_answer_to_the_sdk_is_a_trace_a_long_wait_or_a_shown_key(
     name: str, other: HostileServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = {**NO_END, **SHAPES}[name]
-    with hostile(answer) as server, caplog.at_level(logging.WARNING):
+    with hostile(answer) as server:
         server.elsewhere = f"{other.url}/x"
         at = TinkerServer(server.url, KEY, Future(), None)
         began = running_clock().seconds()

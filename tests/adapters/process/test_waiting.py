@@ -197,8 +197,7 @@ def test_rollouts_that_wait_for_the_service_are_one_line_of_the_log(
         waits = (service.while_alive(asyncio.sleep(1.2), batch) for batch in batches)
         await asyncio.gather(*waits)
 
-    with caplog.at_level(logging.WARNING, logger="ratchet.adapters"):
-        asyncio.run(wait_together())
+    asyncio.run(wait_together())
     assert messages(caplog) == [
         "waiting for 2 answers of the Tinker service, for the first for 31 s"
     ]
@@ -211,8 +210,7 @@ def test_rollouts_that_wait_for_nothing_of_the_service_are_named(
         clock[0] = 31.0
         await asyncio.sleep(0.6)
 
-    with caplog.at_level(logging.WARNING, logger="ratchet.adapters"):
-        asyncio.run(service.while_alive(work(), "the rollouts of train-00003"))
+    asyncio.run(service.while_alive(work(), "the rollouts of train-00003"))
     said = "waiting for the rollouts of train-00003 for 31 s, and no sampling call is under way"
     assert messages(caplog) == [said]
 

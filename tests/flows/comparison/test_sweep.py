@@ -1,14 +1,9 @@
 """Sweeps: the same run with other values, none repeated, a failed one among them, and a choice."""
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect.settings import PREFECT_API_URL
 
 from ratchet.adapters.errors import UserError
 from ratchet.flows.recipe.loading import changed_recipe, swept_recipe
@@ -23,6 +18,7 @@ from ratchet.tasks.storage.manifest import parent_of
 from ratchet.tasks.storage.owners import last_owner
 from ratchet.tasks.storage.plan_record import ChildResult, child_runs, read_plan
 from ratchet.tasks.storage.run_folder import RunError, folder_of
+from tests.support.runs.killed import train_until_killed
 from tests.support.runs.small_recipe import small_recipe
 from tests.support.runs.swept import RECIPE
 
@@ -51,10 +47,7 @@ JUDGED = {"judge": {"agent": "judge:pairs"}, "roles": {"judge": "a/b"}}
 @pytest.fixture(scope="module")
 def swept(root: Path, run_shown: None, no_tinker: None) -> PlanSummary:
     """A sweep that was killed in its second run, and has gone on."""
-    variables = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or ""}
-    command = [sys.executable, "-m", "tests.support.runs.swept", "some"]
-    killed = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    train_until_killed("swept", "some")
     assert [run.name for run in child_runs(folder_of("some"))] == [FIRST, SECOND]
     return sweep(RECIPE, run="some")
 

@@ -1,16 +1,12 @@
 """An expert's texts beside rollouts: their share of a step's loss, what is refused, and kills."""
 
-import os
 import shutil
-import subprocess
-import sys
 from math import cos, pi
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from ratchet.adapters.calls import POLICY
@@ -27,9 +23,9 @@ from ratchet.tasks.reports.verification import find_damage
 from ratchet.tasks.settings.algorithm import Algorithm
 from ratchet.tasks.settings.given import Expert
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
-from tests.support.processes import ROOT
 from tests.support.runs.finetuned import EXPERT
 from tests.support.runs.finetuned import WITH_EXPERT as RECIPE
+from tests.support.runs.killed import train_until_killed
 from tests.support.runs.small_recipe import small_recipe
 
 
@@ -113,10 +109,7 @@ def test_a_minibatch_has_its_part_of_both_sources() -> None:
 @pytest.mark.parametrize("phase", ["begin", "add"])
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.runs.finetuned", name, phase, "expert"]
-    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
-    assert killed.returncode == -9
+    train_until_killed("finetuned", name, phase, "expert")
     train(RECIPE, run=name)
     assert list_faults(folder_of(name), read_contents(whole)) == []
 

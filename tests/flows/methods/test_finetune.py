@@ -1,7 +1,6 @@
 """Supervised learning: what is learnt, what is refused, and what a kill changes."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 import yaml
-from prefect.settings import PREFECT_API_URL
 from typer.testing import CliRunner
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
@@ -36,8 +34,8 @@ from ratchet.tasks.reports.page import render_report
 from ratchet.tasks.reports.verification import find_damage
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from ratchet.tasks.tracking.recorded_step import RecordedStep
-from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE, TEXTS
+from tests.support.runs.killed import train_until_killed
 from tests.support.runs.recorded import RecordedRun
 from tests.support.runs.small_recipe import small_recipe
 
@@ -104,10 +102,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done
     An update begins before the result of the one before it is awaited.
     """
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.runs.finetuned", name, phase]
-    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
-    assert killed.returncode == -9
+    train_until_killed("finetuned", name, phase)
     assert len(read_metrics(folder_of(name).metrics)) == done
     finetune(RECIPE, run=name)
     assert list_faults(folder_of(name), read_contents(whole)) == []

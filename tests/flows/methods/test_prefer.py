@@ -1,9 +1,6 @@
 """Learning from preferences: what is learnt, what is refused, and what a kill changes."""
 
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from statistics import fmean
@@ -11,7 +8,6 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
-from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from ratchet.adapters.calls import POLICY
@@ -35,6 +31,7 @@ from ratchet.tasks.storage.tables import arrays, read_table
 from ratchet.tasks.tracking.recorded_step import RecordedStep
 from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE as TEXTS
+from tests.support.runs.killed import train_until_killed
 from tests.support.runs.preferred import PAIRS, RECIPE
 from tests.support.runs.recorded import RecordedRun
 from tests.support.runs.small_recipe import small_recipe
@@ -49,13 +46,6 @@ def whole(root: Path, recorded_run: RecordedRun) -> RunFolder:
 def played(root: Path, recorded_run: RecordedRun) -> RunFolder:
     """A run whose rollouts are compared or labelled."""
     return recorded_run(small_recipe(), "played")
-
-
-def kill_at(phase: str, run: RunFolder) -> subprocess.CompletedProcess[bytes]:
-    """Train a run that kills itself."""
-    command = [sys.executable, "-m", "tests.support.runs.preferred", run.name, phase]
-    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +121,7 @@ def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str, done
     An update begins before the result of the one before it is awaited.
     """
     name = f"killed-{phase}"
-    assert kill_at(phase, folder_of(name)).returncode == -9
+    train_until_killed("preferred", name, phase)
     assert len(read_metrics(folder_of(name).metrics)) == done
     prefer(RECIPE, run=name)
     assert list_faults(folder_of(name), read_contents(whole)) == []

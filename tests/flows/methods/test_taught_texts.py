@@ -1,16 +1,12 @@
 """Texts with a teacher: its likeliest tokens are learnt, bound once, and what cannot teach."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from prefect.settings import PREFECT_API_URL
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from ratchet.adapters.errors import UserError
@@ -29,8 +25,8 @@ from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.reports.verification import find_damage
 from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
 from ratchet.tasks.storage.tables import arrays, read_table
-from tests.support.processes import ROOT
 from tests.support.runs.finetuned import RECIPE, TAUGHT
+from tests.support.runs.killed import train_until_killed
 from tests.support.runs.recorded import RecordedRun
 
 K = TAUGHT.teacher.top_k
@@ -98,10 +94,7 @@ def test_the_loss_is_the_divergence_over_them_and_the_tail(whole: RunFolder) -> 
 @pytest.mark.parametrize("phase", ["begin", "add"])
 def test_a_killed_run_ends_with_the_same_bits(whole: RunFolder, phase: str) -> None:
     name = f"killed-{phase}"
-    command = [sys.executable, "-m", "tests.support.runs.finetuned", name, phase, "taught"]
-    environment = {**os.environ, "PREFECT_API_URL": str(PREFECT_API_URL.value())}
-    killed = subprocess.run(command, cwd=ROOT, env=environment, check=False, timeout=250)
-    assert killed.returncode == -9
+    train_until_killed("finetuned", name, phase, "taught")
     (folder_of(name).path / "datums" / "00001.parquet").unlink()  # is made again
     finetune(TAUGHT, run=name)
     assert list_faults(folder_of(name), read_contents(whole)) == []

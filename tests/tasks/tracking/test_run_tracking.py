@@ -1,6 +1,5 @@
 """A run's trackers: each step once, whatever kills the run, and no failure that reaches it."""
 
-import logging
 import os
 import signal
 import subprocess
@@ -117,10 +116,7 @@ def test_a_tracker_that_fails_is_said_once_and_has_the_rest_later(
 ) -> None:
     tracker = ListTracker()
     tracker.failures = [0, 0, 1]
-    with (
-        caplog.at_level(logging.WARNING),
-        RunTracking(run.folder, {"list": lambda: tracker}, STEPS, 0) as tracking,
-    ):
+    with RunTracking(run.folder, {"list": lambda: tracker}, STEPS, 0) as tracking:
         run.step(0)
         run.step(1)
         for left in ([0, 1], [1], []):
