@@ -51,7 +51,7 @@ def test_a_save_does_not_hold_an_update_that_is_submitted_behind_it(service: Ser
 def test_the_future_of_an_answer_leaves_memory_without_the_garbage_collector(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampler, prompt = service.base_sampler(BASE), ModelInput.from_ints(TOKENS)
+    sampler, prompt = service.base_sampler(BASE), ModelInput.from_ints([*TOKENS])
     sample, left = sampler.client.sample, list[weakref.ref[Any]]()
 
     def sample_and_look(*asked: Any) -> Any:
