@@ -52,7 +52,7 @@ COMMANDS = {
     },
     "servers": {
         "server": "Start a Prefect server with its UI, until Ctrl-C.",
-        "deploy": "Put the deployments, the examples and a work pool on the Prefect server.",
+        "deploy": "Put the deployments of prefect.yaml and a work pool on the Prefect server.",
         "worker": "Run what the Prefect server schedules, until Ctrl-C.",
     },
     "fetch_model": {"fetch": "Bring a small real model onto this machine, as a base for recipes."},

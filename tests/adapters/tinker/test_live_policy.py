@@ -62,7 +62,7 @@ def test_the_future_of_an_answer_leaves_memory_without_the_garbage_collector(
     monkeypatch.setattr(sampler.client, "sample", sample_and_look)
     with no_collector():
         asyncio.run(sampler.sample(prompt, 1, SamplingParams(max_tokens=2)))
-        wait_until("the SDK's thread to leave it", lambda: left[0]() is None, seconds=10)
+        assert wait_until("the SDK's thread leaves it", lambda: left[0]() is None, seconds=10) < 11
 
 
 LEFT_OPEN = """
