@@ -13,10 +13,10 @@ from ratchet.adapters.process.event_loop import call_in_thread, run_event_loop
 
 LARGEST_ANSWER, LARGEST_ERROR = 3 * 2**24, 2**14
 """Bytes of an answer, and of a refusal, whose rest is left out."""
-MOST_VALUES = 2**21
+MOST_VALUES, MOST_REDIRECTS = 2**21, 3
+WRITTEN_AT_ONCE = 2**16  # bytes of a request that a socket takes without waiting
 ANSWERING_SECONDS, REFUSING_SECONDS = 60.0, 10.0
 """Time in which an answer that has begun must be whole, and in which a refusal is read."""
-MOST_REDIRECTS = 3
 BROKEN, INSTEAD = 422, "x-ratchet-broken"
 """Status of a refusal that stands for an answer, and its header."""
 OWN = {"content-encoding", "content-length", "transfer-encoding"}
@@ -30,6 +30,7 @@ async def send_bounded(
     how |= {"stream": True, "follow_redirects": False}
     limits = request.extensions.get("timeout", {})
     writing, reading = (limits.get(one) or ANSWERING_SECONDS for one in ("write", "read"))
+    writing *= int(request.headers.get("content-length", 0)) > WRITTEN_AT_ONCE
     try:
         for _ in range(MOST_REDIRECTS):
             request.headers["accept-encoding"] = "identity"
@@ -97,8 +98,7 @@ async def _whole(answer: httpx.Response, seconds: float) -> httpx.Response:
 
 
 def bounded_client(url: str, seconds: httpx.Timeout | float) -> httpx.AsyncClient:
-    verify = url.startswith("https:")  # for which certificates are read, which takes a while
-    client = httpx.AsyncClient(timeout=seconds, verify=verify)
+    client = httpx.AsyncClient(timeout=seconds, verify=url.startswith("https:"))  # reads files
     cast(Any, client).send = partial(send_bounded, client)
     return client
 

@@ -1,5 +1,6 @@
 """Answers of servers that are strangers, as clients of theirs and the SDK get them."""
 
+import asyncio
 import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -68,6 +69,21 @@ def test_a_head_that_has_no_end_ends_as_one_that_never_comes() -> None:
     never = httpx.Timeout(1, write=1e6)
     with hostile(dripping) as server, pytest.raises(httpx.ReadTimeout):
         ask("POST", f"{server.url}/a", never, json={})
+
+
+def test_a_transport_that_tells_nothing_of_a_request_bounds_a_head_as_well() -> None:
+    class Silent(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            del request.extensions["trace"]
+            return await super().handle_async_request(request)
+
+    async def asking(url: str) -> None:
+        timeout = httpx.Timeout(1, write=1e6)
+        async with httpx.AsyncClient(transport=Silent(), timeout=timeout) as client:
+            await answers.send_bounded(client, client.build_request("POST", url, json={}))
+
+    with hostile(dripping) as server, pytest.raises(httpx.ReadTimeout):
+        asyncio.run(asking(server.url))
 
 
 def test_a_redirect_is_followed_on_the_same_server_alone(other: HostileServer) -> None:
