@@ -9,7 +9,8 @@ import typer
 from ratchet.adapters.process.terminal import show, write_json
 from ratchet.flows.cli.commands import AsJson
 from ratchet.flows.recipe.loading import check_project_file, find_deployment
-from ratchet.flows.server.deployments import deploy_file, describe_deployed, run_server, run_worker
+from ratchet.flows.server.deployments import deploy_file, describe_deployed, run_server
+from ratchet.flows.server.worker import run_worker
 
 
 def server(

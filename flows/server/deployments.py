@@ -1,4 +1,4 @@
-"""A Prefect server of one's own, its worker, and the deployments of prefect.yaml on it."""
+"""A Prefect server of one's own, and the deployments of prefect.yaml on it."""
 
 import os
 import re
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, StateType
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.events.actions import ChangeFlowRunState
@@ -20,10 +19,10 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
 from prefect.workers.process import ProcessWorker
 
-from ratchet.adapters.errors import UserError, listed
+from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import LOOPBACK
 from ratchet.adapters.process.terminal import show, terminal_width
-from ratchet.flows.recipe.loading import ENTRYPOINTS, OLD_ENTRYPOINT
+from ratchet.flows.recipe.loading import ENTRYPOINTS
 from ratchet.flows.server.prefect_startup import check_server
 from ratchet.tasks.reports.tables import fitted
 
@@ -53,16 +52,6 @@ def run_server(port: int) -> None:
     variables = {"PREFECT_UI_API_URL": f"http://{LOOPBACK}:{port}/api", **os.environ}
     show("next: `ratchet deploy`, `ratchet worker`", sys.stderr)
     words = ("server", "start", "--host", LOOPBACK, "--port", str(port))
-    os.execve(PREFECT[0], [*PREFECT, *words], variables)
-
-
-def run_worker() -> None:
-    """Become a worker of the work pool, which is made if it is not there."""
-    variables = client_environment()
-    check_server(address := variables["PREFECT_API_URL"], ELSEWHERE)
-    warn_of_older(address)
-    show("the worker runs what is scheduled, until Ctrl-C", sys.stderr)
-    words = ("worker", "start", "--pool", POOL, "--type", POOL_TYPE)
     os.execve(PREFECT[0], [*PREFECT, *words], variables)
 
 
@@ -107,20 +96,6 @@ def deploy_file(file: Path, name: str | None = None) -> list[Deployed]:
         )
         for name, one in on_server.items()
     ]
-
-
-def warn_of_older(address: str) -> None:
-    """Say which deployments of the work pool name a flow as an earlier version did."""
-    in_pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL]))
-    with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
-        found = client.read_deployments(work_pool_filter=in_pool)
-    older = [one.name for one in found if OLD_ENTRYPOINT.fullmatch(one.entrypoint or "")]
-    if older:
-        show(
-            f"{listed(older)} on the server: of an earlier version, whose flows this one does not "
-            "find; `ratchet deploy NAME` puts each there anew",
-            sys.stderr,
-        )
 
 
 def describe_deployed(deployed: Sequence[Deployed]) -> str:

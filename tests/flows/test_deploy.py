@@ -16,7 +16,8 @@ from ratchet.adapters.errors import UserError
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.new_project import AGENT, write_project
 from ratchet.flows.recipe.loading import RecipeError, find_deployment, named_recipe
-from ratchet.flows.server.deployments import AUTOMATION, FLOW_NAMES, POOL, POOL_TYPE, warn_of_older
+from ratchet.flows.server.deployments import AUTOMATION, FLOW_NAMES, POOL, POOL_TYPE
+from ratchet.flows.server.worker import _warn_of_older
 
 NIGHTLY = """
   - name: nightly
@@ -191,7 +192,7 @@ def test_a_worker_names_the_deployments_of_an_earlier_version(
             ("new", "ratchet.flows.train.train"),
         ):
             client.create_deployment(flow, name, work_pool_name=POOL, entrypoint=entrypoint)
-    warn_of_older(str(PREFECT_API_URL.value()))
+    _warn_of_older()
     assert capsys.readouterr().err.startswith("old on the server: of an earlier version")
 
 

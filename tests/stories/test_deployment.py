@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -12,7 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from ratchet.flows.cli.new_project import AGENT, write_project
+from ratchet.flows.server.worker import IN_FOLDER
 from ratchet.tasks.recording.journal import read_journal
+from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import small_recipe, with_faults
 from tests.support.servers.prefect_team import (
     RUNNING_SECONDS,
@@ -26,6 +30,7 @@ pytestmark = pytest.mark.story
 
 ROOT = Path(__file__).parents[2]
 
+CLONES = "prefect.deployments.steps.git_clone"
 AFTER_THE_FAULT = {
     "spans/train-00001.0",
     "updates/00001",
@@ -88,6 +93,35 @@ def test_a_misspelt_key_is_refused_when_the_run_is_created(team: tuple[httpx.Cli
     assert "stepps" in refused.text
 
 
+@pytest.mark.parametrize("place", ["a folder that is gone", "the worker's own", "a Git commit"])
+def test_a_flow_run_starts_only_where_its_deployment_s_code_is(
+    place: str, team: tuple[httpx.Client, Path], tmp_path: Path
+) -> None:
+    api, runs = team
+    deployment, gone = _hello(api), tmp_path / "gone"
+    recipe = small_recipe(steps=1).model_dump(mode="json")
+    step = {IN_FOLDER: {"directory": str(gone) if "gone" in place else "."}}
+    if place == "a Git commit":
+        recipe |= {
+            "agent": AGENT,
+            "dataset": {"path": "datasets/introduce.csv", "columns": ["identity"]},
+        }
+        step = {CLONES: {"repository": f"file://{tmp_path}", "commit_sha": _project_in(tmp_path)}}
+    before = api.get(f"/deployments/{deployment}").json()["pull_steps"]
+    api.patch(f"/deployments/{deployment}", json={"pull_steps": [step]}).raise_for_status()
+    ended = run_deployment(api, deployment, {"recipe": recipe, "run": place.split()[-1]})
+    api.patch(f"/deployments/{deployment}", json={"pull_steps": before}).raise_for_status()
+    state, worker_log = ended["state"], runs.with_name("worker.log")
+    if "gone" in place:
+        assert state["type"] == "CRASHED"
+        assert f"has no folder {gone}, where hello has its code" in state["message"]
+        wait_until("the page has it", lambda: state["message"] in read_log(api, ended["id"]), 60)
+        assert state["message"] in worker_log.read_text().replace("\n", "")
+    else:
+        assert state["type"] == "COMPLETED", read_log(api, ended["id"])
+    assert "Traceback" not in worker_log.read_text()
+
+
 def test_retry_of_a_failed_run_redoes_only_what_is_missing(
     team: tuple[httpx.Client, Path], tmp_path: Path
 ) -> None:
@@ -127,6 +161,15 @@ def test_a_run_whose_process_was_killed_goes_on_in_its_own_folder(
     assert {name for name, count in again.items() if count} == AFTER_THE_FAULT
     (folder,) = runs.glob(f"*-{crashed['id'][:8]}")
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def _project_in(folder: Path) -> str:
+    """Write a new project into a Git repository, and return its commit."""
+    write_project(folder)
+    git = ("git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b.c")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "Begin")):
+        subprocess.run([*git, *words], check=True)
+    return subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
 
 
 def _hello(api: httpx.Client) -> str:
