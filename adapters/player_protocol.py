@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from ratchet.adapters.calls import Example, JsonObject
+from ratchet.adapters.redaction import redact
 from ratchet.adapters.rewards import Reward, read_reward
 
 BATCH = "/batch/{batch}"
@@ -109,10 +110,16 @@ class BegunBatch(Record):
 
 @dataclass(frozen=True)
 class Failure:
-    """Error of an agent, by the name of its class, or refusal of a call, by its code."""
+    """Error of an agent, by the name of its class, or refusal of a call, by its code.
+
+    Its message is short, and has no secrets: services repeat keys that they refuse.
+    """
 
     kind: str
     message: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "message", shorten_message(redact(self.message)))
 
 
 Outcome = Reward | Failure

@@ -44,7 +44,6 @@ from ratchet.adapters.player_protocol import (
     RolloutEnd,
     read_outcome,
     rollout_key,
-    shorten_message,
     write_record,
 )
 from ratchet.adapters.process.clock import running_clock
@@ -171,7 +170,7 @@ def failure_of(error: Exception, keys: Collection[str] = ()) -> Failure:
     kind = type(error).__name__
     told = str(TracebackException(type(error), error, None))  # its `__str__` may raise
     said = f"{told or f'{kind} without a message'}{own_line(error)}"
-    return Failure(kind, shorten_message(mask(said, keys)))
+    return Failure(kind, mask(said, keys))
 
 
 def own_line(error: Exception) -> str:

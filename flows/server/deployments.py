@@ -22,7 +22,7 @@ from prefect.workers.process import ProcessWorker
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.network.addresses import LOOPBACK
 from ratchet.adapters.process.terminal import show, terminal_width
-from ratchet.flows.recipe.loading import ENTRYPOINTS
+from ratchet.flows.recipe.loading import ENTRYPOINTS, read_deployments
 from ratchet.flows.server.prefect_startup import check_server
 from ratchet.tasks.reports.tables import fitted
 
@@ -73,6 +73,12 @@ class Deployed:
 
 def deploy_file(file: Path, name: str | None = None) -> list[Deployed]:
     """Deploy the deployments of a file, or only `name`, and make the work pool."""
+    for one, values in read_deployments(file).items():
+        if name in (None, one) and "prefect.blocks.secret" in str(values | {"pull": None}):
+            raise UserError(
+                f"{file} gives {one} a Secret block, whose value Prefect would keep in clear among "
+                "the deployment's variables; set that variable where `ratchet worker` is started"
+            )
     variables = client_environment()
     check_server(address := variables["PREFECT_API_URL"], ELSEWHERE)
     pool = WorkPoolCreate(

@@ -20,6 +20,7 @@ import pyarrow as pa
 from ratchet.adapters.calls import Begun, CallId, Completion, RefusedCall
 from ratchet.adapters.dialects.instructions import instruction_of
 from ratchet.adapters.player_protocol import Failure, RolloutEnd
+from ratchet.adapters.redaction import redact
 from ratchet.adapters.rewards import Reward, RewardError, check_reward, check_roles
 from ratchet.tasks.storage.names import parse_rollout
 
@@ -338,11 +339,11 @@ def cause_of(error: str) -> str:
 
 
 def without_secrets(value: Any) -> Any:
-    """Replace by `***` every value whose name says that it is a secret."""
+    """Replace by `***` every value whose name says that it is a secret, and what `redact` hides."""
     if isinstance(value, list):
         return [without_secrets(item) for item in value]
     if not isinstance(value, dict):
-        return value
+        return redact(value) if isinstance(value, str) else value
     return {k: "***" if SECRET.search(k) else without_secrets(v) for k, v in value.items()}
 
 

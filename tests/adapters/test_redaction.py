@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.adapters.errors import UserError
+from ratchet.adapters.player_protocol import LONGEST_MESSAGE, Failure
 from ratchet.adapters.redaction import public
 from ratchet.adapters.yaml_text import read_yaml
 from ratchet.flows.recipe.loading import changed_recipe, recipe_options
@@ -93,3 +94,14 @@ def test_no_error_of_a_user_shows_a_secret_of_the_environment(
         error = UserError(f"https://me:pa55word@host refuses 0123-4567-89ab; {name} abcdef is bad")
         assert str(error) == f"https://***@host refuses ***; {name} *** is bad"
     assert str(UserError("get s3://b/k?X-Amz-Signature=ab12&part=3")) == "get s3://b/k?***&part=3"
+
+
+def test_a_failure_s_message_shows_no_secret_however_it_is_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret = "planted-password-0001"
+    monkeypatch.setenv("DATABASE_PASSWORD", secret)
+    for before in range(0, 2 * LONGEST_MESSAGE, 7):
+        told = Failure("Error", f"{'-' * before}{secret}{'-' * LONGEST_MESSAGE}").message
+        assert "planted" not in told
+        assert "0001" not in told

@@ -129,6 +129,16 @@ def test_a_deployment_that_cannot_be_is_refused(project: Path) -> None:
         deploy("broken")
 
 
+def test_a_secret_block_is_refused_where_prefect_would_show_its_value(project: Path) -> None:
+    block = "{{ prefect.blocks.secret.openai }}"
+    shown = project.read_text().replace(
+        'FREQUENCY: "30"', f'FREQUENCY: "30"\n          KEY: "{block}"'
+    )
+    project.write_text(shown)
+    with pytest.raises(UserError, match=f"gives {AGENT} a Secret block, .* where `ratchet worker`"):
+        deploy()
+
+
 def test_a_worker_without_its_server_is_told_how_to_start_one() -> None:
     with (
         temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}),
