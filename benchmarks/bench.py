@@ -19,6 +19,7 @@ from benchmarks.measuring import COMPARED, COMPARISONS, Comparison, describe_mac
 ROOT = Path(__file__).parent.parent
 BENCHMARKS: dict[str, Sequence[Sequence[str]]] = {
     "run_speed": [()],
+    "starts": [()],
     "engine.speed": [("--rounds", "5", "--cores", "1")],
     "engine.shared_prefixes": [("--rounds", "5", "--cores", "1")],
     "durability": [()],

@@ -1,0 +1,141 @@
+"""Seconds from a command to its first request for tokens, beside the start of a bare loop.
+
+Each has a process of its own, on one engine that is there already. A proxy before the engine sees
+the first request, and the program is killed. A dry run has an engine of its own, and is not here.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from openai import OpenAI
+
+from benchmarks.measuring import Comparison, describe_machine, format_table, note, paired_ratio
+from benchmarks.run_speed import BARE, ROOT, SETTINGS, format_range, make_plan, start_engine
+from ratchet.flows.recipe.loading import named_recipe
+from tests.support.servers.fault_proxy import FaultProxy, proxied
+
+LIMIT_SECONDS, LOOK_SECONDS = 120.0, 0.002
+RUN, STEPS = "resumed", 4
+SMALL = [part for setting in (*SETTINGS, f"steps={STEPS}") for part in ("--set", setting)]
+COMMANDS: Mapping[str, Sequence[str]] = {
+    "train": ["train", "hello", *SMALL],
+    "evaluate": ["evaluate", "hello", "--model", "base", *SMALL],
+    "resume": ["resume", RUN],
+    "serve": ["serve", "local/tiny-chat"],
+}
+GOAL = "2.2"
+
+
+def main() -> None:
+    """Run the benchmark from the command line."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rounds", type=int, default=3, help="starts of each")
+    arguments = options.parse_args()
+    print(describe_machine())
+    took: dict[str, list[float]] = {BARE: [], **{name: [] for name in COMMANDS}}
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        start_engine(Path(scratch) / "state") as engine,
+        proxied(engine["TINKER_BASE_URL"]) as proxy,
+    ):
+        folder = Path(scratch)
+        places = {"RATCHET_RUNS": f"{folder}/runs", "PREFECT_HOME": f"{folder}/prefect"}
+        variables = {**engine, **places, "TINKER_BASE_URL": proxy.url}
+        ratchet = ["-m", "ratchet.flows.cli.main"]
+        start = partial(time_first_call, proxy, variables)
+        start([*ratchet, *COMMANDS["train"]])  # which makes Prefect's database
+        cut_off([*ratchet, *COMMANDS["train"], "--run", RUN], variables, folder / "runs" / RUN)
+        for _ in range(arguments.rounds):
+            took[BARE].append(start(bare_loop(folder)))
+            for name, words in COMMANDS.items():
+                took[name].append(start([*ratchet, *words], asking=name == "serve"))
+    theirs = took.pop(BARE)
+    rows = [["", BARE, format_range(theirs), ""]]
+    for name, ours in took.items():
+        rows.append(
+            [f"ratchet {name}", "", format_range(ours), f"{paired_ratio(ours, theirs):.2f}"]
+        )
+        note(Comparison(f"start of `ratchet {name}`", ours, BARE, theirs, limit=GOAL))
+    print(format_table("Seconds to the first request for tokens", ("", "peer", "s", "ratio"), rows))
+
+
+def bare_loop(folder: Path) -> list[str]:
+    """Return the arguments of a bare loop by the recipe of `ratchet train hello`."""
+    plan = folder / "plan.json"
+    recipe = named_recipe("hello", SMALL[1::2])
+    plan.write_text(json.dumps({**make_plan(recipe), "by_client": False}), encoding="utf-8")
+    return ["-m", "benchmarks.peers.bare_loop", str(plan), str(folder / "report.json")]
+
+
+def time_first_call(
+    proxy: FaultProxy, variables: Mapping[str, str], words: Sequence[str], *, asking: bool = False
+) -> float:
+    """Return the seconds from a program's start to the first request for tokens; kill it."""
+    proxy.script()
+    began = time.monotonic()
+    with running(words, variables) as process:
+        if asking:
+            ask_once(process)
+        wait_until(lambda: bool(proxy.seen["asample"]), process)
+        return time.monotonic() - began
+
+
+def ask_once(process: subprocess.Popen[str]) -> None:
+    """Ask the model that a program serves, by the variables that it prints."""
+    assert process.stdout is not None
+    lines = (process.stdout.readline().removeprefix("export ") for _ in range(3))
+    said = dict(line.strip().split("=", 1) for line in lines)
+    with OpenAI(base_url=said["OPENAI_BASE_URL"], api_key=said["OPENAI_API_KEY"]) as client:
+        client.chat.completions.create(
+            model=said["OPENAI_MODEL"], messages=[{"role": "user", "content": "Who are you?"}]
+        )
+
+
+def cut_off(words: Sequence[str], variables: Mapping[str, str], run: Path) -> None:
+    """Kill a training after its first step."""
+    metrics = run / "metrics.jsonl"
+    with running(words, variables) as process:
+        wait_until(lambda: metrics.exists() and bool(metrics.read_bytes()), process)
+
+
+@contextmanager
+def running(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Run a program in a process group of its own, which is killed at the end."""
+    with subprocess.Popen(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):  # all of it has ended
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    """Wait until a condition holds; SystemExit if the program ends or takes too long."""
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not holds():
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"{process.args} asks for no tokens")
+        time.sleep(LOOK_SECONDS)
+
+
+if __name__ == "__main__":
+    main()
