@@ -75,7 +75,7 @@ class GenerateContent:
             hints=fields.find_hints(sent, Api.GOOGLE, passed),
             dialect="generateContent",
         )
-        told = {name: value for name, value in sent.items() if name != GENERATION}
+        told = {name.replace(".", "\\."): sent[name] for name in sent.without(GENERATION)}
         told |= {f"{GENERATION}.{name}": value for name, value in config.items()}
         fields.check_fields(Fields(told), Api.GOOGLE, passed)
         return request
