@@ -31,7 +31,7 @@ help: ## show this list
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[agents,dask,export,gem,gguf,tracking,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[agents,dask,export,gem,gguf,store,tracking,dev]'
 	$(BIN)/python -m compileall -q adapters durable engine flows ratchet tasks
 	touch $@
 

@@ -223,7 +223,8 @@ def _open_service(run: RunFolder, recipe: Recipe, samplers: Sequence[str]) -> It
     base = recipe.model.base
     with TemporaryDirectory() as state:
         if needs_engine(base):
-            own = [path for sampler in samplers for path in saved_files(run.engine, sampler)]
+            engine = run.fetched(whole=True).engine
+            own = [path for sampler in samplers for path in saved_files(engine, sampler)]
             for path in {*own, *carried_files(run)}:
                 link_or_copy(path, Path(state) / path.relative_to(run.engine))
         with connect(base, Path(state), recipe.service.timeout_seconds) as service:

@@ -249,6 +249,7 @@ def collect_rollouts(
                 if recorder.stuck and recorder.fault is not None:
                     raise recorder.fault
     seal(run.journal(batch.name), path)
+    run.put()
 
 
 def measure_yield(spans: Sequence[Path]) -> tuple[int, int]:

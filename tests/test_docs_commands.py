@@ -69,6 +69,7 @@ def test_a_command_of_the_documents_is_accepted(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)  # one reads a file of the repository
+    monkeypatch.setenv("RATCHET_RUNS", "runs")  # the address of a run names another one
     words = shlex.split(command, comments=True)
     if "--say" in words:  # it names a file of the reader's
         words[words.index("--say") + 1] = __file__

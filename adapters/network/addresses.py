@@ -17,6 +17,9 @@ LOOPBACK_HOSTS = (LOOPBACK, "localhost")
 DIRECT = (*LOOPBACK_HOSTS, "::1")
 """Hosts that no client reaches by a proxy."""
 
+ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT")
+"""Variables that name the server of an object store."""
+
 EXEMPT = ("no_proxy", "NO_PROXY")
 """Variables that name the hosts without a proxy. Some clients read only one of them."""
 

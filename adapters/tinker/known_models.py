@@ -72,15 +72,16 @@ KNOWN = {
 
 def models_folder() -> Path:
     """Return the folder of fetched files in the user's cache."""
-    return _cache() / "models"
+    return user_cache() / "models"
 
 
 def dequantised_folder(checksum: str) -> Path:
     """Return the folder that the engine makes of a GGUF file with a checksum."""
-    return _cache() / "bases" / checksum[:16]
+    return user_cache() / "bases" / checksum[:16]
 
 
-def _cache() -> Path:
+def user_cache() -> Path:
+    """Return the folder of what this user's commands keep for later ones."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "ratchet"
 

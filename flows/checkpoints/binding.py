@@ -112,7 +112,7 @@ def carry_weights(
     engine = folder.engine
     for name, key in recipe.named_checkpoints().items():
         bound = read_bound(folder, name)
-        parent = folder_of(bound.run)
+        parent = folder_of(bound.run).fetched(whole=True)
         known = parent.exists() and read_manifest(parent)["created"] == bound.created
         for address in _addresses(bound):
             lost = damaged_weights(engine, address)
@@ -139,7 +139,7 @@ def carried_files(folder: RunFolder) -> list[Path]:
         path
         for name in read_manifest(folder).get("bound", {})
         for address in _addresses(read_bound(folder, name))
-        for path in saved_files(folder.engine, address)
+        for path in saved_files(folder.fetched(whole=True).engine, address)
     ]
 
 
@@ -338,7 +338,7 @@ def _find(key: str, name: str, recipe: RunRecipe) -> BoundCheckpoint:
         policies=policies,
     )
     if needs_engine(base):
-        _refuse_gone(key, name, found, parent.engine)
+        _refuse_gone(key, name, found, parent.fetched(whole=True).engine)
     return found
 
 

@@ -78,7 +78,7 @@ def fork_run(
             _share(parent, fork, parent.batch_files(batches) + files)
         measures = [path for path in parent.measures() if int(path.stem) <= step]
         _share(parent, fork, [*measures, *parent.bound_files()])
-        _share(parent, fork, saved_files(parent.engine))
+        _share(parent, fork, saved_files(parent.fetched(whole=True).engine))
         for policy in parent.policies():
             ledger = Ledger(fork.checkpoints(policy))
             for checkpoint in Ledger(parent.checkpoints(policy)).checkpoints():

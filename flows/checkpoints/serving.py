@@ -80,8 +80,9 @@ def open_checkpoints_of(
 
     recipe, parent = read_recipe(run), parent_of(run)
     values, on_policy = recipe.model_dump(mode="json"), parent is None or parent["how"] != REPLAY
+    mine = RunFolder.refuse_elsewhere
     with (
-        bind_run(run.name, values, recipe.fingerprint(), to_serve=to_serve) as folder,
+        bind_run(run.name, values, recipe.fingerprint(), None, mine, to_serve=to_serve) as folder,
         connect(recipe.model.base, folder.engine, recipe.service.timeout_seconds) as service,
     ):
         recipes = read_lineage(folder, recipe)
@@ -149,7 +150,7 @@ def make_whole(checkpoints: Mapping[str, BoundCheckpoint]) -> bool:
         for name, bound in checkpoints.items()
         for policy, saved in bound.policies.items()
         for address in filter(None, (saved.sampler, saved.state))
-        if damaged_weights(folder_of(bound.run).engine, address)
+        if damaged_weights(folder_of(bound.run).fetched(whole=True).engine, address)
     ]
     for name, policy in dict.fromkeys(damaged):
         _make_again(name, checkpoints[name], policy)

@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from ratchet.adapters.process.terminal import show
 from ratchet.flows.server.prefect_startup import begin_server, quiet_prefect
+from ratchet.tasks.storage.run_folder import RUNS
 
 COMMANDS = {
     "new_project": {
@@ -77,7 +78,19 @@ Name = Annotated[
 Port = Annotated[
     int, typer.Option(min=0, max=65535, help="Port on loopback; 0 chooses a free one.")
 ]
-Run = Annotated[str, typer.Argument(help="A run's name; `ratchet runs` lists them.")]
+
+
+def _of_store(named: str) -> str:
+    """Return a run's name; have the command work on the runs of the store of a run's address."""
+    address, _, name = named.rpartition("/")
+    if "://" not in address:
+        return named
+    os.environ[RUNS] = address
+    return name
+
+
+RUN_HELP = "A run's name, which `ratchet runs` lists, or its address in an object store."
+Run = Annotated[str, typer.Argument(help=RUN_HELP, callback=_of_store)]
 
 
 FLOW_COMMANDS = {"dryrun", "train", "resume", "fork", "replay", "sweep", "evaluate", "compare"}

@@ -151,7 +151,7 @@ def _damage_of(run: RunFolder) -> list[str]:
     """List what is damaged or missing in a run and in its engine, a sentence each."""
     from ratchet.tasks.reports.verification import find_damage
 
-    damage = [*find_damage(run)]
+    damage = [*find_damage(run.fetched(whole=True))]
     command = [sys.executable, "-P", "-m", "ratchet.engine", "--verify", "--state", str(run.engine)]
     engine = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     damage += [f"{path} is not as the engine wrote it" for path in engine.stdout.splitlines()]

@@ -100,6 +100,8 @@ def open_run(
         check_binding(run, recipe)
         if played is None:
             refuse_changed(run, files)
+        else:
+            run.refuse_elsewhere()
         new = dict(files.items() - changed_files(run, files).items())
         record_files(run, new, steps_done(run.metrics))
 

@@ -78,6 +78,7 @@ def _record_step(
     run.policies.delete_unneeded(run.service)
     run.folder.check_owner()
     record_metrics(run.folder.metrics, step, metrics)
+    run.folder.put()
     run.tracking.follow()
     collect_garbage()
     get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}))

@@ -118,7 +118,8 @@ def write_comparison(
 
     Raises UserError if one target has played other examples than another.
     """
-    folder, against = folder_of(comparison.folder).path, comparison.against
+    run, against = folder_of(comparison.folder), comparison.against
+    folder = run.path
     if is_written(folder / COMPARISON_FILE):
         return Comparison.model_validate(read_json(folder / COMPARISON_FILE))
     for name, rows in played.items():
@@ -132,13 +133,15 @@ def write_comparison(
         for one in comparison.targets
         for row in played[one.target]
     ]
-    write_table(pa.Table.from_pylist(rows, schema=COMPARISONS), folder / COMPARED)
     targets = tuple(
         _compare(one, played[one.target], None if one.target == against else played[against])
         for one in comparison.targets
     )
     whole = comparison.model_copy(update={"targets": targets, "examples": len(played[against])})
-    write_json(folder / COMPARISON_FILE, whole.model_dump(mode="json"))
+    with run.stored(whole=False) as put:
+        write_table(pa.Table.from_pylist(rows, schema=COMPARISONS), folder / COMPARED)
+        write_json(folder / COMPARISON_FILE, whole.model_dump(mode="json"))
+        put()
     return whole
 
 

@@ -82,12 +82,13 @@ def refuse_promoted(runs: Collection[str]) -> None:
 
 def record_promotion(promotion: Promotion) -> Promotion | None:
     """Give a checkpoint a name; return what the name meant before."""
-    with _folder().locked():
+    with (folder := _folder()).locked(), folder.stored(whole=False) as put:
         before = read_promotions().get(promotion.name)
-        append_row(_folder().path / PROMOTIONS_FILE, promotion.model_dump(mode="json"))
+        append_row(folder.path / PROMOTIONS_FILE, promotion.model_dump(mode="json"))
+        put()
     return before
 
 
 def _folder() -> RunFolder:
     """Return the folder of all comparisons, whose lock lets one process promote at a time."""
-    return RunFolder(runs_root() / "comparisons")
+    return RunFolder(runs_root() / "comparisons").fetched()

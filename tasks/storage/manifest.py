@@ -66,13 +66,15 @@ def bind_run(
     `check` that raises leaves the run to its owner.
     """
     run = folder_of(name)
-    with run.locked(to_serve=to_serve):
+    with run.locked(to_serve=to_serve), run.stored() as put:
         run.sweep()
         if not run.exists():
             write_manifest(run, recipe, fingerprint, further)
         read_manifest(run)
         check(run)
-        yield run.take_over()
+        owned = run.take_over()
+        put()
+        yield owned
 
 
 def read_manifest(run: RunFolder) -> Manifest:
@@ -130,7 +132,7 @@ def readable_runs() -> list[RunFolder]:
 
 
 def compared_files() -> list[Path]:
-    return sorted(runs_root().glob(f"comparisons/*/{COMPARED}"))
+    return sorted(runs_root("comparisons").glob(f"comparisons/*/{COMPARED}"))
 
 
 def recipe_of(run: RunFolder) -> dict[str, Any]:

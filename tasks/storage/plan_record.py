@@ -60,8 +60,10 @@ class PlanRecord:
 
 def write_plan(run: RunFolder, record: PlanRecord) -> None:
     """Write the record of a run of several runs, in place of the one before."""
-    run.path.mkdir(parents=True, exist_ok=True)
-    write_json(run.stages, asdict(record))
+    with run.stored(whole=False) as put:
+        run.path.mkdir(parents=True, exist_ok=True)
+        write_json(run.stages, asdict(record))
+        put()
 
 
 def has_plan(run: RunFolder) -> bool:
@@ -79,5 +81,5 @@ def read_plan(run: RunFolder) -> PlanRecord:
 
 def child_runs(run: RunFolder, first: int = 0) -> list[RunFolder]:
     """List the children of a run of several runs that exist, from number `first`."""
-    named = (RunFolder(run.path.with_name(name)) for name in read_plan(run).runs[first:])
+    named = (RunFolder(run.path.with_name(n)).fetched() for n in read_plan(run).runs[first:])
     return [one for one in named if one.exists()]

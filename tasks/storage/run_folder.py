@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 
 from ratchet.adapters.calls import POLICY
-from ratchet.adapters.errors import UserError
+from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.network.addresses import ENDPOINTS
 from ratchet.adapters.process.child import keep_from_children
+from ratchet.adapters.tinker.known_models import user_cache
 from ratchet.durable.files import PARTIAL, link_or_copy, lock_file
 from ratchet.durable.process import working_folder
 from ratchet.tasks.storage.files import (
@@ -25,9 +27,12 @@ from ratchet.tasks.storage.files import (
     write_json,
     write_note,
 )
+from ratchet.tasks.storage.logs import read_log
 from ratchet.tasks.storage.names import HELD_OUT_SPLITS, JUDGE, batch_name, parse_batch, shard_name
 from ratchet.tasks.storage.owners import Ownership, last_owner, take_over
 from ratchet.tasks.storage.stages import STAGE, STAGES, StageFiles
+
+RUNS = "RATCHET_RUNS"
 
 UNTRAINED_FOLDERS = ("evaluations", "dryruns", "comparisons")
 """Folders of runs that train nothing; the newest run of an agent is never one of them."""
@@ -329,6 +334,34 @@ class RunFolder:
                 (folders if kept and path.is_dir() else found).append(path)
         return sorted(found)
 
+    def fetched(self, *, whole: bool = False) -> "RunFolder":
+        """Return the folder once a store's files are there; an engine's weights only if `whole`."""
+        if address := store_address():
+            _mirrors().fetch(self.path, runs_root(), address, _is_held, whole=whole)
+        return self
+
+    @contextmanager
+    def stored(self, *, whole: bool = True) -> Iterator[Callable[[], None]]:
+        """Bring the run here; yield what has an object store know its owner, and what is new."""
+        if not (address := store_address()):
+            yield lambda: None
+            return
+        with _mirrors().kept(self.path, runs_root(), address, whole=whole) as put:
+            yield put
+
+    def put(self) -> None:
+        """Wait until the object store of an open run, if there is one, has all that is here."""
+        if mirror := self._mirror():
+            mirror.flush()
+
+    def refuse_elsewhere(self) -> None:
+        """Refuse (RunError) a run that a process of another machine has open in the store."""
+        if (mirror := self._mirror()) and mirror.is_elsewhere:
+            raise RunError(
+                f"the run {self.name} is open in {mirror.index.process}, or was when that ended; "
+                f"wait for it, or take it over by `ratchet resume {self.name}`"
+            )
+
     def is_open(self) -> bool:
         """Return whether a process holds the lock of the run."""
         lock = self.path / "lock"
@@ -397,10 +430,13 @@ class RunFolder:
                     "for that, or continue a fork of it: `ratchet fork` copies what is needed"
                 )
             log.warning(
-                "the run %s was open last in %s. If that goes on as well, both train, each for "
-                "itself, and save their checkpoints under different names",
+                "the run %s was open last in %s. If that goes on as well, %s",
                 self.path,
                 last,
+                self._what_is_kept()
+                if self._mirror()
+                else "both train, each for itself, and save their checkpoints under different "
+                "names",
             )
         return replace(self, ownership=take_over(self.owners))
 
@@ -411,16 +447,31 @@ class RunFolder:
 
     def delete(self) -> None:
         """Remove the run if no process has it open; files that forks share with it stay theirs."""
-        with self.locked():
+        with self.locked(), self.stored(whole=False) as put:
             aside = self.path.with_name(f".{self.name}.deleted")
             shutil.rmtree(aside, ignore_errors=True)
             self.path.replace(aside)
+            put()
         shutil.rmtree(aside)
 
     def _holder(self) -> re.Match[str] | None:
         """Read who holds the lock, or held it last; None if nobody has."""
         lock = self.path / "lock"
         return HOLDER.fullmatch(lock.read_text(encoding="utf-8")) if lock.exists() else None
+
+    def _mirror(self):
+        return _mirrors().open_runs.get(self.path) if store_address() else None
+
+    def _what_is_kept(self) -> str:
+        """Say in numbers what of a run was brought from a store, and what may be played again."""
+        rows = ((shard.stem, row["batch"]) for shard in self.shards() for row in read_rows(shard))
+        drawn = {batch_name(shard, number) for shard, number in rows}
+        steps, sealed = len(read_log(self.metrics)), self.sealed_batches()
+        return (
+            f"it puts nothing more into the store. Kept are {counted(steps, 'step')} and, of "
+            f"rollout batches, all that were sealed: {len(sealed)}. Played again are at most "
+            f"those that were open: {len(drawn - sealed)}"
+        )
 
     def _of(self, policy: str) -> Path:
         return self.path if policy == POLICY else self.path / "policies" / policy
@@ -450,14 +501,36 @@ def _stems(beside: Path) -> set[str]:
     return {name.removesuffix(beside.suffix) for name in whole}
 
 
-def runs_root() -> Path:
-    """Return the folder of all runs: RATCHET_RUNS, or `runs` in the working directory."""
-    if "://" in (named := os.environ.get("RATCHET_RUNS") or "runs"):
+def runs_root(fetched: str | None = None) -> Path:
+    """Return the folder of all runs: RATCHET_RUNS, or `runs` in the working directory.
+
+    An object store's is in the user's cache; its runs below the folder `fetched` are brought there.
+    """
+    if not (address := store_address()):
+        return working_folder() / (os.environ.get(RUNS) or "runs")
+    server = (os.environ.get(name, "") for name in ENDPOINTS)
+    named = re.sub(r"[^\w.-]+", "-", "-".join([address, *server])).strip("-")
+    root = user_cache().absolute() / "stores" / named
+    if fetched is not None:
+        _mirrors().fetch_all(root, address, _is_held, fetched)
+    return root
+
+
+def store_address() -> str:
+    """Return the address of the object store of all runs; empty if they are in a folder."""
+    named = os.environ.get(RUNS, "")
+    return named.rstrip("/") if "://" in named else ""
+
+
+def _mirrors():
+    """Import what speaks to object stores, which is an extra."""
+    try:
+        from ratchet.tasks.storage import mirror
+    except ModuleNotFoundError as error:
         raise RunError(
-            f"RATCHET_RUNS={named} is an address, and runs are kept in a folder of this machine; "
-            "give the path of a folder"
-        )
-    return working_folder() / named
+            f"{RUNS}={store_address()} needs {error.name}; `pip install 'ratchet-rl[store]'`"
+        ) from None
+    return mirror
 
 
 def folder_of(name: str) -> RunFolder:
@@ -470,12 +543,16 @@ def folder_of(name: str) -> RunFolder:
         )
     if len(named["last"]) > LONGEST_RUN_NAME:
         raise RunError(f"{name!r} cannot name a run: use at most {LONGEST_RUN_NAME} letters")
-    return RunFolder(runs_root() / name)
+    return RunFolder(runs_root() / name).fetched()
+
+
+def _is_held(folder: Path) -> bool:
+    return RunFolder(folder).is_held()
 
 
 def all_runs() -> list[RunFolder]:
     """List the runs, by name."""
-    return [RunFolder(path.parent) for path in sorted(runs_root().glob("*/manifest.json"))]
+    return [RunFolder(path.parent) for path in sorted(runs_root("").glob("*/manifest.json"))]
 
 
 def name_run(*parts: str) -> str:

@@ -12,10 +12,8 @@ from ratchet.tasks.storage.run_folder import (
     LONGEST_RUN_NAME,
     RunError,
     RunFolder,
-    all_runs,
     folder_of,
     name_run,
-    runs_root,
 )
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -157,11 +155,3 @@ def test_the_shard_names_its_batches(run: RunFolder) -> None:
     assert run.journalled(shard) == batches[1:]
     run.shard(shard).write_text("damaged")
     assert run.journalled(shard) == [*batches[1:], batch_name(shard, 7)], "the folder is listed"
-
-
-@pytest.mark.parametrize("address", ["s3://bucket/runs", "gs://b", "file:///tmp/runs"])
-def test_an_address_is_no_folder_of_runs(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RATCHET_RUNS", address)
-    for ask in (runs_root, all_runs, lambda: folder_of("a")):
-        with pytest.raises(RunError, match=f"RATCHET_RUNS={address} is an address, and runs are"):
-            ask()

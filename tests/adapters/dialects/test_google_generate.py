@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ratchet.adapters.calls import Choice, Format, Message, Refused, Thinking
+from ratchet.adapters.calls import Choice, Format, Message, Thinking
 from ratchet.adapters.dialects.google_generate import GENERATION, GenerateContent
 from ratchet.tasks.recording.spans import call_span
 from tests.support.door.opened_door import CALL, CHAT, Opened
@@ -112,12 +112,6 @@ def test_a_stream_that_is_no_stream_of_events_is_refused(opened: Opened) -> None
 def test_a_wrong_key_is_refused_in_google_s_form(opened: Opened) -> None:
     error = ask(opened, key="wrong")["error"]
     assert (error["code"], error["status"]) == (401, "UNAUTHENTICATED")
-
-
-def test_a_field_that_is_named_like_a_path_is_no_setting() -> None:
-    dotted = {"generationConfig.frequencyPenalty": "x"}
-    with pytest.raises(Refused, match="frequencyPenalty is no field of"):
-        read(generationConfig={"frequencyPenalty": 0}, **dotted)
 
 
 def test_settings_of_google_are_those_of_other_dialects() -> None:

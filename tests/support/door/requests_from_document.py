@@ -52,17 +52,13 @@ def _join(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 def _others(api: Api) -> dict[str, Any]:
     """Describe the fields that are not honoured: the harmless ones, and those that are refused."""
-    described: dict[str, Any] = {"additionalProperties": {"type": "null"}}
-    for path, rule in rules_of(api).items():
-        fields = described.setdefault("properties", {})
-        *within, name = path.split(".")
-        for one in within:
-            fields = fields.setdefault(one, {}).setdefault("properties", {})
+    fields: dict[str, Any] = {}
+    for name, rule in rules_of(api).items():
         if rule.fate is Fate.HARMLESS:
             fields[name] = {}
         elif rule.fate is Fate.REFUSED:
             fields[name] = {"enum": [None, *rule.unless]}
-    return described
+    return {"properties": fields, "additionalProperties": {"type": "null"}}
 
 
 def _read_document() -> dict[str, Any]:
