@@ -67,7 +67,7 @@ class Bucket:
 
     address: str
     store: Any = field(repr=False, compare=False)
-    patience: float = READER_SECONDS
+    patience: float
     leaving: Event = field(default_factory=Event, repr=False, compare=False)
     told: Event = field(default_factory=Event, repr=False, compare=False)
     """Set once the log says that the store does not answer, until it does."""
@@ -169,7 +169,7 @@ def open_bucket(address: str) -> Bucket:
     except refusals.BaseError as error:
         why = str(error).splitlines()[0].rpartition("error: ")[2]
         raise StoreError(f"RATCHET_RUNS={address} cannot be opened: {why}; mend it") from None
-    return Bucket(address, store)
+    return Bucket(address, store, READER_SECONDS)
 
 
 def _is_plain() -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ratchet.tasks.storage.plan_record import child_runs
-from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.run_folder import RunFolder, store_address
 
 ROOT = Path(__file__).parent.parent.parent
 STARTING_SECONDS = 180
@@ -142,7 +142,7 @@ def train(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**environment, "RATCHET_RUNS": str(run.path.parent)},
+            env={**environment, "RATCHET_RUNS": store_address() or str(run.path.parent)},
             process_group=0,  # which Ctrl-C reaches whole
         )
     return Training(process, run, started, size)

@@ -4,13 +4,15 @@ A trial is one run that is killed up to `--each` times: the flow's process (the 
 it) by SIGKILL, SIGTERM or Ctrl-C, or with its engine, after which the run is started again; or the
 engine or a process of its cluster alone, after which it goes on. At its end it is compared with an
 uninterrupted run of the same recipe and lag with one rollout batch. Every kill and every trial is a
-line of a file, so a harness that was stopped goes on. The exit status is 1 if anything was lost,
-repeated or different, if it hung, or if a flow took more than five seconds to stop.
+line of a file, so a harness that was stopped goes on. With runs in an object store (RATCHET_RUNS is
+an address) a killed run goes on without the files of its machine. The exit status is 1 if anything
+was lost, repeated or different, if it hung, or if a flow took more than five seconds to stop.
 """
 
 import argparse
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -34,7 +36,7 @@ from benchmarks.interruptions.kill_report import (
 from benchmarks.interruptions.killable_runs import Stalled, Training
 from benchmarks.interruptions.workloads import GIVEN, REAL, RECIPES, TAUGHT, TEACHER, WORKLOADS
 from benchmarks.measuring import describe_machine
-from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.run_folder import RunFolder, runs_root, store_address
 
 STARTING = 0.2
 """Share of the kills that come some time after the start; the others come after some bytes."""
@@ -144,6 +146,8 @@ def run_trial(harness: Harness, trial: Trial) -> None:
     try:
         while True:
             if training.process.poll() is not None:
+                if store_address():
+                    shutil.rmtree(run.path, ignore_errors=True)  # another machine goes on
                 training = killable_runs.train(run, settings, harness.environment, trial.recipe)
             random = Random(f"{harness.seed}/{trial.run}/{killed}")
             if trial.width.runner == "dask" and killed < harness.each - 1:
@@ -271,7 +275,7 @@ def main() -> None:
     arguments = options.parse_args()
     named = arguments.workload
     names = [named] if named else [name for name in WORKLOADS if name not in (REAL, *RECIPES)]
-    folder = arguments.folder.absolute()
+    folder = runs_root() if store_address() else arguments.folder.absolute()
     print(describe_machine(), flush=True)
     with ExitStack() as stack:
         home = folder / "prefect"

@@ -1,16 +1,15 @@
 """An object store on this machine, SeaweedFS's, and a line to it that delays, cuts and fails."""
 
+import asyncio
 import json
-import queue
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import obstore
 import pytest
@@ -32,57 +31,43 @@ class ObjectStore:
 
     def objects(self) -> dict[str, bytes]:
         """Return every object, by its key."""
-        store = self._client()
-        keys = [one["path"] for page in store.list() for one in page]
-        return {key: bytes(obstore.get(store, key).bytes()) for key in keys}
+        keys = [one["path"] for page in self._client().list() for one in page]
+        return {key: bytes(obstore.get(self._client(), key).bytes()) for key in keys}
 
     def answers(self) -> bool:
-        try:
+        with suppress(obstore.exceptions.BaseError):
             obstore.put(self._client(), "begun", b"")
-        except obstore.exceptions.BaseError:
-            return False
-        return True
+            return True
+        return False
 
     def _client(self) -> S3Store:
-        return S3Store(
-            "team",
-            endpoint=f"http://127.0.0.1:{self.port}",
-            access_key_id=KEYS["accessKey"],
-            secret_access_key=KEYS["secretKey"],
-            region="us-east-1",
-            client_options={"allow_http": True},
-            retry_config={"max_retries": 0},
-        )
+        given: Any = {"access_key_id": KEYS["accessKey"], "secret_access_key": KEYS["secretKey"]}
+        given |= {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
+        return S3Store("team", endpoint=f"http://127.0.0.1:{self.port}", **given)
 
 
 def variables_for(port: int) -> dict[str, str]:
     """Return the variables by which a program speaks to the store, or to a line to it."""
-    return {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": KEYS["accessKey"],
-        "AWS_SECRET_ACCESS_KEY": KEYS["secretKey"],
-        "AWS_REGION": "us-east-1",
-    }
+    key = {"AWS_ACCESS_KEY_ID": KEYS["accessKey"], "AWS_SECRET_ACCESS_KEY": KEYS["secretKey"]}
+    return {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_REGION": "us-east-1", **key}
 
 
 @contextmanager
 def object_store(folder: Path) -> Iterator[ObjectStore]:
     """Run a store whose files are in a folder."""
-    config, port = folder / "keys.json", free_port()
+    config, port, weed = folder / "keys.json", free_port(), Path(sys.executable).with_name("weed")
+    if not weed.exists():
+        pytest.skip("SeaweedFS has no wheel for this system")
     actions = ["Admin", "Read", "Write", "List"]
     identity = {"name": "team", "credentials": [KEYS], "actions": actions}
     config.write_text(json.dumps({"identities": [identity]}))
-    weed = Path(sys.executable).with_name("weed")
-    if not weed.exists():
-        pytest.skip("SeaweedFS has no wheel for this system")
-    command = [str(weed), "server", f"-dir={folder}"]
-    command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-s3.port={port}"]
-    command += [f"-s3.config={config}", "-volume.max=20", *(f"-{name}" for name in OFF)]
-    command += [f"-{name}={free_port()}" for name in PORTS]
+    command = [str(weed), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3"]
+    command += [f"-s3.port={port}", f"-s3.config={config}", "-volume.max=20"]
+    command += [f"-{name}={free_port()}" for name in PORTS] + [f"-{name}" for name in OFF]
     with (folder / "weed.log").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
+        up = ObjectStore(port).answers
         try:
-            up = ObjectStore(port).answers
             wait_until("the object store answers", lambda: server.poll() is not None or up())
             yield ObjectStore(port)
         finally:
@@ -92,74 +77,56 @@ def object_store(folder: Path) -> Iterator[ObjectStore]:
 
 @dataclass
 class Line:
-    """A TCP line to a port of this machine; what it does to connections is changed at any time."""
+    """A TCP line to a port of this machine; what it does to connections is changed at any time.
+
+    It cuts `cuts` connections after `cut_after` bytes of requests, and loses the answer of a
+    request that begins with `loses`.
+    """
 
     target: int
+    port: int = field(default_factory=free_port)
     delay: float = 0
     """Seconds that each byte takes in each direction."""
     is_down: bool = False
     cuts: int = 0
-    """Connections that are still to be cut, after `cut_after` bytes of a request."""
     cut_after: int = 0
     loses: bytes = b""
-    """Word of a request whose answer is lost, once."""
-    listener: socket.socket = field(default_factory=lambda: socket.create_server(("127.0.0.1", 0)))
 
-    @property
-    def port(self) -> int:
-        return self.listener.getsockname()[1]
+    async def serve(self) -> None:
+        await asyncio.start_server(self._join, "127.0.0.1", self.port)
 
-    def serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self.listener.accept()
-                threading.Thread(target=self._join, args=[client], daemon=True).start()
-
-    def _join(self, client: socket.socket) -> None:
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.is_down:
-            client.close()
+            writer.close()
             return
-        server = socket.create_connection(("127.0.0.1", self.target))
-        ways = [(client, server, True), (server, client, False)]
-        for way in ways:
-            threading.Thread(target=self._carry, args=way, daemon=True).start()
+        back, forth = await asyncio.open_connection("127.0.0.1", self.target)
+        await asyncio.gather(self._carry(reader, forth, writer), self._carry(back, writer))
 
-    def _carry(self, source: socket.socket, target: socket.socket, asks: bool) -> None:
-        due: queue.Queue[tuple[float, bytes]] = queue.Queue()
-        threading.Thread(target=self._send, args=[due, target, source], daemon=True).start()
-        carried = 0
+    async def _carry(
+        self,
+        source: asyncio.StreamReader,
+        target: asyncio.StreamWriter,
+        asker: asyncio.StreamWriter | None = None,
+    ) -> None:
+        loop, carried = asyncio.get_running_loop(), 0
         with suppress(OSError):
-            while data := source.recv(2**16):
+            while (data := await source.read(2**16)) and not self.is_down:
                 carried += len(data)
-                if self.is_down:
-                    break
-                if asks and self.cuts and carried > self.cut_after:
+                if asker and self.cuts and carried > self.cut_after:
                     self.cuts -= 1
+                    asker.transport.abort()
                     break
-                if asks and self.loses and self.loses in data:
+                if asker and self.loses and data.startswith(self.loses):
                     self.loses = b""
-                    target.sendall(data)
-                    time.sleep(0.5)  # it acts on the request
-                    break
-                due.put((time.monotonic() + self.delay, data))
-        due.put((0, b""))
-
-    def _send(self, due: "queue.Queue", target: socket.socket, source: socket.socket) -> None:
-        with suppress(OSError):
-            while (item := due.get())[1]:
-                time.sleep(max(item[0] - time.monotonic(), 0))
-                target.sendall(item[1])
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+                    asker.transport.abort()  # the store acts on it
+                loop.call_later(self.delay, target.write, data)
+        loop.call_later(self.delay, target.close)
 
 
 @contextmanager
 def line_to(store: ObjectStore) -> Iterator[Line]:
-    line = Line(store.port)
-    threading.Thread(target=line.serve, daemon=True).start()
-    try:
-        yield line
-    finally:
-        line.listener.close()
+    line, loop = Line(store.port), asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    asyncio.run_coroutine_threadsafe(line.serve(), loop).result()
+    yield line
+    loop.call_soon_threadsafe(loop.stop)
