@@ -23,6 +23,9 @@ ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AZURE_S
 EXEMPT = ("no_proxy", "NO_PROXY")
 """Variables that name the hosts without a proxy. Some clients read only one of them."""
 
+PORTS = {"https": 443, "postgresql+asyncpg": 5432}
+"""Scheme of a URL → the port that one without a port means; 80 for others."""
+
 SOCKS = "one is a SOCKS proxy, which needs the package socksio: install that"
 PROXY_REMEDY = (
     "write a proxy as http://host:port, and a host of NO_PROXY as a name, or as an address without "
@@ -62,7 +65,7 @@ def check_listener(url: str) -> None:
         raise ValueError("it has no host; write it as http://host:port")
     if {parts.scheme, "all"} & getproxies().keys() and not proxy_bypass(parts.hostname):
         return
-    port = parts.port or (443 if parts.scheme == "https" else 80)
+    port = parts.port or PORTS.get(parts.scheme, 80)
     socket.create_connection((parts.hostname, port), REACH_SECONDS).close()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
@@ -16,14 +17,20 @@ from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, 
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-from prefect.settings import PREFECT_API_URL, get_current_settings, temporary_settings
+from prefect.settings import (
+    PREFECT_API_DATABASE_CONNECTION_URL,
+    PREFECT_API_URL,
+    get_current_settings,
+    temporary_settings,
+)
 from prefect.workers.process import ProcessWorker
 
 from ratchet.adapters.errors import UserError
-from ratchet.adapters.network.addresses import LOOPBACK
+from ratchet.adapters.network.addresses import LOOPBACK, check_listener
 from ratchet.adapters.process.terminal import show, terminal_width
 from ratchet.flows.recipe.loading import ENTRYPOINTS, read_deployments
-from ratchet.flows.server.prefect_startup import check_server
+from ratchet.flows.server.embedded_server import CONSOLE
+from ratchet.flows.server.prefect_startup import RETRIED, check_server
 from ratchet.tasks.reports.tables import fitted
 
 POOL = "ratchet"
@@ -49,16 +56,31 @@ UNWRAPPED = "1000"
 
 def run_server(port: int) -> None:
     """Become a Prefect server on loopback, with its UI, which would ask port 4200 for its data."""
-    variables = {"PREFECT_UI_API_URL": f"http://{LOOPBACK}:{port}/api", **os.environ}
+    _check_database(PREFECT_API_DATABASE_CONNECTION_URL.value())
+    variables = {"PREFECT_UI_API_URL": f"http://{LOOPBACK}:{port}/api", **CONSOLE, **os.environ}
     show("next: `ratchet deploy`, `ratchet worker`", sys.stderr)
     words = ("server", "start", "--host", LOOPBACK, "--port", str(port))
     os.execve(PREFECT[0], [*PREFECT, *words], variables)
 
 
+def _check_database(address: str) -> None:
+    """Raise UserError if nothing listens at a database's address; SQLite has none."""
+    url = urlsplit(address)
+    if url.hostname is None:
+        return
+    try:
+        check_listener(address)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the database at {url.hostname} cannot be reached ({error}); start it, or mend or "
+            "unset PREFECT_API_DATABASE_CONNECTION_URL"
+        ) from error
+
+
 def client_environment() -> dict[str, str]:
     """Return the variables of a server's clients: it is `run_server`'s unless another is set."""
     api = PREFECT_API_URL.value() or f"http://{LOOPBACK}:4200/api"
-    return {**os.environ, "PREFECT_API_URL": api, "PWD": str(Path.cwd())}
+    return {**RETRIED, **os.environ, "PREFECT_API_URL": api, "PWD": str(Path.cwd())}
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,10 @@ SERVER_LEVEL = "PREFECT_SERVER_LOGGING_LEVEL"
 QUIET = "CRITICAL"
 """Default log level of a server; it hides why a start fails."""
 CONSOLE_LEVEL = "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"
+CONSOLE = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS": "ratchet.flows.server.server_console.ServerConsole"
+}
+"""Setting of a server, whose terminal has one line for a database that is away."""
 
 EVENTS_KEPT = "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED"
 """Setting that keeps a row of each event and of each of its resources, which no page here shows."""
@@ -108,6 +112,7 @@ class EmbeddedServer:
         console = {CONSOLE_LEVEL: level} if level else {}
         environment = {
             EVENTS_KEPT: "0",
+            **CONSOLE,
             **console,
             **os.environ,
             **(dict.fromkeys((SERVER_LEVEL, CONSOLE_LEVEL), "ERROR") if _is_quiet() else {}),

@@ -17,6 +17,9 @@ from ratchet.flows.server.embedded_server import EmbeddedServer
 PREFECT_WORKERS = ("APILogWorker", "EventsWorker")
 """Loggers of Prefect's to which its log levels do not apply."""
 
+RETRIED = {"PREFECT_CLIENT_RETRY_EXTRA_CODES": "500"}
+"""Setting of clients: a server answers so while its PostgreSQL is away."""
+
 RESTART_LOOK_SECONDS = 2.0
 SILENT = "Prefect's embedded server, without which the training goes on,"
 
@@ -145,6 +148,8 @@ def quiet_prefect(verbose: bool) -> None:
     os.environ.setdefault("PREFECT_INTERNAL_LOGGING_LEVEL", "ERROR" if verbose else "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_LOGGING_LEVEL", "WARNING" if verbose else "CRITICAL")
     os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+    if os.environ.get("PREFECT_API_URL"):
+        os.environ |= {**RETRIED, **os.environ}
     if not verbose:
         for worker in PREFECT_WORKERS:
             logging.getLogger(worker).setLevel(logging.CRITICAL)

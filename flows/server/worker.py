@@ -12,7 +12,11 @@ import anyio
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import WorkPoolFilter, WorkPoolFilterName
 from prefect.client.schemas.objects import FlowRun
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_CLIENT_RETRY_EXTRA_CODES,
+    temporary_settings,
+)
 from prefect.states import Crashed
 from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessWorker, ProcessWorkerResult
@@ -32,7 +36,8 @@ def run_worker() -> None:
     variables = client_environment()
     os.environ |= variables  # flow runs inherit it
     check_server(address := variables["PREFECT_API_URL"], ELSEWHERE)
-    with temporary_settings({PREFECT_API_URL: address}):
+    retried = variables[PREFECT_CLIENT_RETRY_EXTRA_CODES.name]
+    with temporary_settings({PREFECT_API_URL: address, PREFECT_CLIENT_RETRY_EXTRA_CODES: retried}):
         _warn_of_older()
         show("the worker runs what is scheduled, until Ctrl-C", sys.stderr)
         worker = ProcessWorker(work_pool_name=POOL)
