@@ -24,7 +24,7 @@ export DO_NOT_TRACK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic smollm smollm-seeds mini-swe methods test stories short-stories faults check format constraints server worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect servers wheel clean
+.PHONY: help setup hello arithmetic smollm smollm-seeds mini-swe methods test stories short-stories faults check format constraints server server-postgres worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect servers wheel clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -68,6 +68,7 @@ test: $(READY) ## run the tests, four files at a time
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 SHORT_STORIES := $(addprefix tests/stories/test_,kills.py object_store.py crash_windows.py deployment.py sweep_by_workers.py standstill.py wheel.py) \
+	tests/stories/test_postgres.py::test_a_run_ends_whose_database_is_away_and_the_terminals_say_so_in_one_line \
 	tests/flows/cli tests/flows/methods $(addprefix tests/flows/test_,stages.py poor_services.py references.py train_learns.py fetch.py evaluate.py) \
 	tests/flows/comparison/test_deployed_runs.py tests/adapters/harness/test_gem.py tests/benchmarks/test_gradients.py tests/tasks/algorithm/test_own_functions.py \
 	tests/adapters/wires tests/flows/test_deploy.py tests/flows/test_new_project.py tests/test_notebook.py tests/benchmarks/test_programs.py \
@@ -102,6 +103,11 @@ constraints: ## pin every dependency anew (needs uv)
 
 server: $(READY) ## start a Prefect server with its UI on http://127.0.0.1:4200
 	$(BIN)/ratchet server
+
+POSTGRES ?= .postgres
+
+server-postgres: $(READY) ## start it on a PostgreSQL of its own (Debian's package), whose files are in .postgres (POSTGRES=folder)
+	$(BIN)/python -m benchmarks.servers.postgres $(POSTGRES)
 
 deploy: $(READY) ## create the work pool and the deployments of prefect.yaml on the server
 	$(BIN)/ratchet deploy

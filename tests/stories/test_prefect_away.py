@@ -24,7 +24,13 @@ from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.processes import wait_until
 from tests.support.runs.small_recipe import small_recipe
-from tests.support.servers.prefect_team import create_flow_run, open_team, prefect_api, wait_for_end
+from tests.support.servers.prefect_team import (
+    answers,
+    create_flow_run,
+    open_team,
+    prefect_api,
+    wait_for_end,
+)
 
 pytestmark = pytest.mark.story
 
@@ -71,13 +77,6 @@ def server(variables: dict[str, str], log: Path) -> Iterator[httpx.Client]:
             yield api
         finally:
             process.kill()
-
-
-def answers(api: httpx.Client) -> bool:
-    try:
-        return api.get("/health").status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def begins(folder: Path, run: "subprocess.Popen[bytes]") -> Callable[[], bool]:

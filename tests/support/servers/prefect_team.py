@@ -33,10 +33,12 @@ def open_team(
     folder: Path,
     variables: Mapping[str, str],
     deployment: str = "",
+    database: str = "",
 ) -> Iterator[httpx.Client]:
     """Start server and worker by the command `ratchet`; yield the API.
 
-    All of the project is deployed, or one deployment of it.
+    All of the project is deployed, or one deployment of it. The server keeps what it knows in
+    `database`, by default SQLite's.
 
     The logs, and what Prefect keeps, are in `folder`.
     """
@@ -51,10 +53,14 @@ def open_team(
     }
 
     @contextmanager
-    def running(*words: str) -> Iterator[None]:
+    def running(*words: str, **further: str) -> Iterator[None]:
         with (folder / f"{words[0]}.log").open("wb") as log:
             process = subprocess.Popen(
-                [*ratchet, *words], cwd=project, env=environment, stdout=log, stderr=log
+                [*ratchet, *words],
+                cwd=project,
+                env=environment | further,
+                stdout=log,
+                stderr=log,
             )
             try:
                 yield
@@ -66,9 +72,10 @@ def open_team(
                 process.wait()
 
     with ExitStack() as stack:
-        stack.enter_context(running("server", "--port", port))
+        kept = {"PREFECT_API_DATABASE_CONNECTION_URL": database} if database else {}
+        stack.enter_context(running("server", "--port", port, **kept))
         api = stack.enter_context(prefect_api(environment["PREFECT_API_URL"]))
-        _wait_for_health(api)
+        wait_until("the server answers", partial(answers, api), STARTING_SECONDS)
         subprocess.run(
             [*ratchet, "deploy", *filter(None, [deployment])],
             cwd=project,
@@ -137,15 +144,11 @@ def read_log(api: httpx.Client, flow_run: str) -> str:
     return "\n".join(line["message"] for line in api.post("/logs/filter", json=wanted).json())
 
 
-def _wait_for_health(api: httpx.Client) -> None:
-    deadline = time.monotonic() + STARTING_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            if api.get("/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.5)
-    raise TimeoutError("the Prefect server did not start")
+def answers(api: httpx.Client) -> bool:
+    try:
+        return api.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def retry(api: httpx.Client, flow_run: dict[str, Any]) -> dict[str, Any]:
