@@ -63,14 +63,13 @@ class Conflict(StoreError):
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket, or what of it is below a prefix; `leaving` ends each wait for an answer."""
+    """A bucket below a prefix; `leaving` ends its waits, `told` says that the log has one."""
 
     address: str
     store: Any = field(repr=False, compare=False)
     patience: float
     leaving: Event = field(default_factory=Event, repr=False, compare=False)
     told: Event = field(default_factory=Event, repr=False, compare=False)
-    """Set once the log says that the store does not answer, until it does."""
 
     def get(self, key: str) -> tuple[bytes, Version] | None:
         """Return an object and its version; None if it is not there."""

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 from benchmarks.measuring import describe_machine
@@ -58,10 +59,11 @@ def main() -> None:
             for latency in arguments.latency:
                 line.delay = latency / 2000  # each way
                 waited = train(folder, f"at-{latency:g}-ms", arguments.steps)
-                step = sum(waited) / arguments.steps
+                _, *others = waited  # the opening makes the bucket
+                step = sum(others) / arguments.steps
                 print(
                     f"{latency:g} ms: a step waits {1000 * step:.0f} ms for the store, in "
-                    f"{len(waited)} puts of {1000 * sum(waited) / len(waited):.0f} ms",
+                    f"{len(others)} puts of {1000 * median(others):.0f} ms (median)",
                     flush=True,
                 )
 

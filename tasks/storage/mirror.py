@@ -34,7 +34,6 @@ SYNCED, OWN_ID, FETCHING = ".store.json", ".owner", ".fetching"
 LOCAL = ("lock", "report.html", "places", "tracking", "wandb", "engine/lock", "engine/engine.log")
 """Files and folders of a run that are not put into a store."""
 AT_ONCE = 16
-"""Objects that are put or read at the same time."""
 LOOK_SECONDS = 5.0
 """Time in which a reader does not ask for an index again."""
 EVERY = "RATCHET_STORE_SECONDS"
@@ -45,8 +44,7 @@ log = logging.getLogger(__name__)
 
 
 def _below(path: str) -> str:
-    parts = PurePosixPath(path).parts
-    if not parts or parts[0] == "/" or any(one.startswith(".") for one in parts):
+    if any(one.startswith(".") or not one for one in path.split("/")):
         raise ValueError(f"{path!r} is not the path of a file in a run's folder")
     return path
 
@@ -335,20 +333,26 @@ def snapshot(folder: Path) -> dict[str, Stat]:
 
 def list_files(folder: Path) -> dict[str, Stat]:
     """List the files of a run's folder that a store has, by their paths there."""
-    paths, below = list[str](), [""]
+    found, below = dict[str, Stat](), [""]
     alone = folder.name == "comparisons"  # whose folders are runs of their own
     for prefix in below:
-        with suppress(FileNotFoundError):  # the engine removes folders, too
-            for entry in os.scandir(folder / prefix):
-                path = f"{prefix}{entry.name}"
-                if entry.name.startswith(".") or path in LOCAL:
-                    continue
-                if entry.is_dir():
-                    below += [] if alone else [f"{path}/"]
-                else:
-                    paths.append(path)
-    stats = zip(paths, version_of(folder / path for path in paths), strict=True)
-    return {path: stat for path, stat in stats if stat}
+        for entry in _entries(f"{folder}/{prefix}"):
+            path = f"{prefix}{entry.name}"
+            if entry.name.startswith(".") or path in LOCAL:
+                continue
+            if entry.is_dir():
+                below += [] if alone else [f"{path}/"]
+                continue
+            with suppress(FileNotFoundError):
+                found[path] = (stat := entry.stat()).st_mtime_ns, stat.st_size
+    return found
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """List what is in a folder; nothing if it is gone, since the engine removes folders, too."""
+    with suppress(FileNotFoundError):
+        return [*os.scandir(folder)]
+    return []
 
 
 def _every() -> float:

@@ -502,10 +502,7 @@ def _stems(beside: Path) -> set[str]:
 
 
 def runs_root(fetched: str | None = None) -> Path:
-    """Return the folder of all runs: RATCHET_RUNS, or `runs` in the working directory.
-
-    An object store's is in the user's cache; its runs below the folder `fetched` are brought there.
-    """
+    """Return the folder of all runs, or of a store's copy, once its runs in `fetched` are there."""
     if not (address := store_address()):
         return working_folder() / (os.environ.get(RUNS) or "runs")
     server = (os.environ.get(name, "") for name in ENDPOINTS)

@@ -91,15 +91,24 @@ class Line:
     cuts: int = 0
     cut_after: int = 0
     loses: bytes = b""
+    askers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def serve(self) -> None:
         await asyncio.start_server(self._join, "127.0.0.1", self.port)
+
+    async def end(self) -> None:
+        """Close what is open, and wait for the ends of all that carries."""
+        for writer in self.askers:
+            writer.close()
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=5)
 
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.is_down:
             writer.close()
             return
         back, forth = await asyncio.open_connection("127.0.0.1", self.target)
+        self.askers.append(writer)
         await asyncio.gather(self._carry(reader, forth, writer), self._carry(back, writer))
 
     async def _carry(
@@ -128,5 +137,8 @@ def line_to(store: ObjectStore) -> Iterator[Line]:
     line, loop = Line(store.port), asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     asyncio.run_coroutine_threadsafe(line.serve(), loop).result()
-    yield line
-    loop.call_soon_threadsafe(loop.stop)
+    try:
+        yield line
+    finally:
+        asyncio.run_coroutine_threadsafe(line.end(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
