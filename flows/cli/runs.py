@@ -24,11 +24,16 @@ Runs = Annotated[
 ]
 
 
-def runs(as_json: AsJson = False) -> None:
+def runs(
+    as_json: AsJson = False,
+    size: Annotated[bool, typer.Option("--size", help="Show the bytes of each run here.")] = False,
+) -> None:
     if as_json:
-        write_json([row.record() for row in list_runs()])
+        rows = list_runs()
+        sizes = [{"bytes": row.facts.run.size()} if size else {} for row in rows]
+        write_json([row.record() | own for row, own in zip(rows, sizes, strict=True)])
         return
-    table, _, below = runs_table(terminal_width()).partition("\n\n")
+    table, _, below = runs_table(terminal_width(), sized=size).partition("\n\n")
     show(table)
     if below:
         show(f"\n{below}")

@@ -6,7 +6,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -454,6 +454,15 @@ class RunFolder:
             put()
         shutil.rmtree(aside)
 
+    def size(self) -> int:
+        """Return the bytes of the run's files on this machine, with those that a fork shares."""
+        total = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with suppress(FileNotFoundError):  # an open run removes files meanwhile
+                    total += Path(folder, name).lstat().st_size
+        return total
+
     def _holder(self) -> re.Match[str] | None:
         """Read who holds the lock, or held it last; None if nobody has."""
         lock = self.path / "lock"
@@ -549,7 +558,7 @@ def _is_held(folder: Path) -> bool:
 
 def all_runs() -> list[RunFolder]:
     """List the runs, by name."""
-    return [RunFolder(path.parent) for path in sorted(runs_root("").glob("*/manifest.json"))]
+    return [RunFolder(path.parent) for path in sorted(runs_root("").glob("[!.]*/manifest.json"))]
 
 
 def name_run(*parts: str) -> str:

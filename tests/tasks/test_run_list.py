@@ -252,3 +252,25 @@ def test_what_an_agent_measures_itself_is_where_its_rewards_are() -> None:
         ["0", "sampled", "all", 0.14, 7.0],
         ["2", "sampled", "all", 0.19, 9.5],
     ]
+
+
+def test_a_run_whose_removal_was_killed_is_listed_no_more() -> None:
+    run = make_run("first", 1, 1)
+    run.path.replace(run.path.with_name(".first.deleted"))
+    make_run("second", 1, 1)
+    assert [row.name for row in list_runs()] == ["second"]
+
+
+def test_the_sizes_of_runs_are_shown_when_asked_for() -> None:
+    run = make_run("sized", 1, 1)
+    before = run.size()
+    (run.engine / "weights").mkdir(parents=True)
+    (run.engine / "weights" / "one").write_bytes(bytes(2_000_000))
+    assert run.size() == before + 2_000_000
+    shown = CliRunner().invoke(app, ["runs", "--size"]).output
+    assert "bytes" in shown
+    assert "2.0M" in shown
+    [row] = json.loads(CliRunner().invoke(app, ["runs", "--size", "--json"]).output)
+    assert row["bytes"] == run.size()
+    [row] = json.loads(CliRunner().invoke(app, ["runs", "--json"]).output)
+    assert "bytes" not in row

@@ -133,12 +133,16 @@ def list_runs() -> list[RunRow]:
     return [read_row(facts, facts.run.is_open()) for facts in runs]
 
 
-def runs_table(width: int) -> str:
+def runs_table(width: int, *, sized: bool = False) -> str:
     """Return the runs as a table of at most `width` letters; below it, whole, what is wrong."""
     rows = list_runs()
     if not rows:
         return f"{runs_root()} holds no runs yet; `ratchet train` makes one"
-    table = fitted(RUN_COLUMNS, [row.cells() for row in rows], width, SHORTENED_COLUMNS)
+    columns, cells = [*RUN_COLUMNS], [row.cells() for row in rows]
+    if sized:
+        columns.append("bytes")
+        cells = [[*own, count(row.facts.run.size())] for own, row in zip(cells, rows, strict=True)]
+    table = fitted(columns, cells, width, SHORTENED_COLUMNS)
     return "\n\n".join([table, *filter(None, (row.explanation() for row in rows))])
 
 
