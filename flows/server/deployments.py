@@ -3,14 +3,17 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from datetime import timedelta
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TextIO
 from urllib.parse import urlsplit
 
+from prefect.cli import app as prefect_app
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import TERMINAL_STATES, DeploymentSchedule, StateType
@@ -20,6 +23,8 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from prefect.settings import (
     PREFECT_API_DATABASE_CONNECTION_URL,
     PREFECT_API_URL,
+    PREFECT_CLIENT_MAX_RETRIES,
+    PREFECT_CLIENT_RETRY_EXTRA_CODES,
     get_current_settings,
     temporary_settings,
 )
@@ -101,15 +106,14 @@ def deploy_file(file: Path, name: str | None = None) -> list[Deployed]:
                 f"{file} gives {one} a Secret block, whose value Prefect would keep in clear among "
                 "the deployment's variables; set that variable where `ratchet worker` is started"
             )
-    variables = client_environment()
-    check_server(address := variables["PREFECT_API_URL"], ELSEWHERE)
+    check_server(address := client_environment()["PREFECT_API_URL"], ELSEWHERE)
     pool = WorkPoolCreate(
         name=POOL, type=POOL_TYPE, base_job_template=ProcessWorker.get_default_base_job_template()
     )
     with temporary_settings({PREFECT_API_URL: address}), get_client(sync_client=True) as client:
         client.create_work_pool(pool, overwrite=True)
         chosen = ("--all",) if name is None else ("--name", name)
-        said = _call_prefect(variables, "deploy", *chosen, "--prefect-file", str(file))
+        said = _call_prefect("deploy", *chosen, "--prefect-file", str(file))
         made = {one["name"]: one["id"] for one in CREATED.finditer(said)}
         if not made:
             raise UserError(f"Prefect deploys nothing of {file}; mend what it says:\n{said}")
@@ -177,21 +181,33 @@ def _crash_silent_flow_runs(client: SyncPrefectClient) -> None:
     client.create_automation(AutomationCore(name=AUTOMATION, trigger=trigger, actions=[crash]))
 
 
-def _call_prefect(variables: Mapping[str, str], *words: str) -> str:
-    """Return the output of a command of Prefect's; UserError with it if the command fails."""
-    done = subprocess.run(
-        [*PREFECT, "--no-prompt", *words],
-        # A server whose database is SQLite answers 503 while runs write to it.
-        env={"PREFECT_CLIENT_MAX_RETRIES": "8", **variables, "COLUMNS": UNWRAPPED},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        said = "\n".join(filter(None, (line.strip(BOX) for line in done.stdout.splitlines())))
+def _call_prefect(*words: str) -> str:
+    """Return the output of a command of Prefect's; UserError with it if the command fails.
+
+    The command runs in a fork of this process, which has imported Prefect.
+    """
+    with TemporaryFile("w+") as output:
+        process = get_context("fork").Process(target=_become_prefect, args=(words, output))
+        process.start()
+        process.join()
+        output.seek(0)
+        said = output.read()
+    if process.exitcode:
+        said = "\n".join(filter(None, (line.strip(BOX) for line in said.splitlines())))
         raise UserError(f"`prefect {' '.join(words)}` fails; mend that, and deploy again:\n{said}")
-    return done.stdout
+    return said
+
+
+def _become_prefect(words: Sequence[str], output: TextIO) -> None:
+    """Run a command of Prefect's, which writes to a file whatever it says."""
+    sys.argv = ["prefect", "--no-prompt", *words]
+    sys.stdout = sys.stderr = output
+    os.environ |= {"COLUMNS": UNWRAPPED, "PWD": str(Path.cwd())}
+    # A server whose database is SQLite answers 503 while runs write to it.
+    with temporary_settings(
+        {PREFECT_CLIENT_RETRY_EXTRA_CODES: "500", PREFECT_CLIENT_MAX_RETRIES: 8}
+    ):
+        prefect_app()
 
 
 def _describe_schedule(of: DeploymentSchedule) -> str:
