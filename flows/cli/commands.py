@@ -51,6 +51,7 @@ COMMANDS = {
         "verify": "Check that a run and its engine have every file, each as it was written.",
         "debug": "Play a recorded rollout again, with its answers, under your own debugger.",
     },
+    "prune": {"prune": "Remove runs by rules: say which, and with --yes do it."},
     "servers": {
         "server": "Start a Prefect server with its UI, until Ctrl-C.",
         "deploy": "Put the deployments of prefect.yaml and a work pool on the Prefect server.",

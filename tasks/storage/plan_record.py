@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ratchet.tasks.storage.files import is_written, read_json, write_json
-from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.run_folder import RunFolder, runs_root
 
 Table = tuple[Sequence[str], list[list[object]]]
 """Names of columns, and rows; None where there is nothing."""
@@ -69,6 +69,12 @@ def write_plan(run: RunFolder, record: PlanRecord) -> None:
 def has_plan(run: RunFolder) -> bool:
     """Return whether a run is a run of several runs: stages, or a sweep."""
     return is_written(run.stages)
+
+
+def all_plans() -> list[RunFolder]:
+    """List the runs of several runs, by name."""
+    found = sorted(runs_root("").glob("[!.]*/stages.json"))
+    return [run for run in map(RunFolder, (path.parent for path in found)) if has_plan(run)]
 
 
 def read_plan(run: RunFolder) -> PlanRecord:

@@ -561,6 +561,12 @@ def all_runs() -> list[RunFolder]:
     return [RunFolder(path.parent) for path in sorted(runs_root("").glob("[!.]*/manifest.json"))]
 
 
+def remove_leftovers() -> None:
+    """Remove what is left of runs whose removal was killed."""
+    for path in runs_root().glob(".*.deleted"):
+        shutil.rmtree(path)
+
+
 def name_run(*parts: str) -> str:
     """Join parts, such as an agent's name, into a name that a run can have; keep its end."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join(parts))[-LONGEST_RUN_NAME:].strip("-.")
