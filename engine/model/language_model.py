@@ -100,7 +100,10 @@ class LanguageModel:
         self.linears = _replace_linears(network)
         self._replace_attention()
         recorder = self._check_packed(probe, expected)
-        self.cache_shape = recorder.cache_shape
+        self.attended = [recorder.attended[layer] for layer in sorted(recorder.attended)]
+        """A call of each layer's attention."""
+        _, heads, width = self.attended[0].key.shape
+        self.cache_shape = len(self.attended), heads, width
         """Shape of one token's cache: (layers, heads, width)."""
         for layer in self.linears.values():
             if layer.kind != "unembedding":  # its logits need the digits
@@ -244,7 +247,8 @@ class LanguageModel:
         positions = torch.arange(half, device=self.device).repeat(2)
         found = self.logits(probe, positions, recorder)
         error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
-        if not error <= TOLERANCE or len(set(recorder.shapes.values())) != 1:
+        shapes = {call.key.shape for call in recorder.attended.values()}
+        if not error <= TOLERANCE or len(shapes) != 1:
             raise RequestRefused(
                 f"{self.name} ({type(self.network).__name__}) cannot be served: its packed logits "
                 f"differ from the original ones by {error:.1g} of their size, or its layers' "
@@ -259,21 +263,16 @@ class _Recorder:
     def __init__(self, sequences: SegmentAttention) -> None:
         self.attention = self
         self.sequences = sequences
-        self.shapes: dict[int, tuple[int, int]] = {}
+        self.attended: dict[int, AttentionCall] = {}
         self.calls: list[tuple[LoraLinear, torch.Tensor]] = []
 
     def attend(self, call: AttentionCall) -> torch.Tensor:
-        self.shapes[call.layer] = (call.key.shape[1], call.key.shape[2])
+        self.attended[call.layer] = call
         return self.sequences.attend(call)
 
     def linear(self, layer: LoraLinear, inputs: torch.Tensor) -> torch.Tensor:
         self.calls.append((layer, inputs))
         return F.linear(inputs, layer.weight, layer.bias)
-
-    @property
-    def cache_shape(self) -> tuple[int, int, int]:
-        heads, width = next(iter(self.shapes.values()))
-        return max(self.shapes) + 1, heads, width
 
     def join_layers(self, layers: list[LoraLinear]) -> list[LayerGroup]:
         """Join the layers that were called with one tensor, one right after another."""

@@ -63,6 +63,8 @@ class TiledProducts:
 
     def multiply(self, rows: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
         """Compute x Wᵀ with a packed weight, without a gradient."""
+        if rows.dim() == 2 and rows.shape[0] <= TILE:
+            return torch.mm(rows, packed)
         tiles = _tiles(rows)
         return torch.bmm(tiles, packed.expand(len(tiles), -1, -1)).view(*rows.shape[:-1], -1)
 

@@ -19,6 +19,7 @@ from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraWeights
 from ratchet.engine.model.products import Pair
 from ratchet.engine.sampling.kv_cache import Cache, Pool, PromptCache
+from ratchet.engine.sampling.llama_layers import find_logits
 from ratchet.engine.sampling.requests import (
     GREEDY_BELOW,
     Prefill,
@@ -334,7 +335,7 @@ class Decoder:
         caches = (self.cache, self.reader.entries)
         row = Row(self.table, caches, part.active, part.prefills, self.model.products)
         tokens, positions, heads = row.inputs()
-        logits = self.model.logits(tokens, positions, row.sampling_pass(self.ready), heads)
+        logits = find_logits(self.model)(tokens, positions, row.sampling_pass(self.ready), heads)
         self._record_prompt_logprobs(part.prefills, logits)
         slots, last_rows = row.slots_and_heads()
         drawn, logprobs = choose_tokens(
