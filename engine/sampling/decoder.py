@@ -189,6 +189,7 @@ class Decoder:
 
     def __init__(self, model: LanguageModel, max_rows: int = 256) -> None:
         self.model = model
+        self._logits = find_logits(model)
         self.waiting: deque[SamplingJob] = deque()
         self.table = SlotTable(max_rows)
         self.cache = Cache(model.cache_shape, model.device, model.read_context)
@@ -335,7 +336,7 @@ class Decoder:
         caches = (self.cache, self.reader.entries)
         row = Row(self.table, caches, part.active, part.prefills, self.model.products)
         tokens, positions, heads = row.inputs()
-        logits = find_logits(self.model)(tokens, positions, row.sampling_pass(self.ready), heads)
+        logits = self._logits(tokens, positions, row.sampling_pass(self.ready), heads)
         self._record_prompt_logprobs(part.prefills, logits)
         slots, last_rows = row.slots_and_heads()
         drawn, logprobs = choose_tokens(

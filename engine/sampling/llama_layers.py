@@ -5,7 +5,6 @@ network, by a trial: a network that fails it is computed by transformers.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,10 +24,10 @@ Logits = Callable[[torch.Tensor, torch.Tensor, SamplingPass, torch.Tensor], torc
 """Computes what `LanguageModel.logits` computes, without gradients."""
 
 TRIED = (30, 18)
-"""Lengths of the sequences of a trial, which together are a multiple of a tile."""
+"""Lengths of a trial's sequences, together a multiple of a tile. One has the first positions, and
+one the last: some networks change their queries or their rotation far from the start."""
 
 
-@lru_cache(1)  # an engine has one model, which may have several decoders one after another
 @torch.no_grad()
 def find_logits(model: LanguageModel) -> Logits:
     """Return the function in few operations, if the network has the parts and results of Llama's.
@@ -39,7 +38,9 @@ def find_logits(model: LanguageModel) -> Logits:
         found = _logits_of(model)
     except (AttributeError, ValueError):
         return model.logits
-    positions = torch.cat([torch.arange(length) for length in TRIED]).to(model.device)
+    near, far = TRIED
+    last = torch.arange(far) + max(0, model.max_context - far)
+    positions = torch.cat([torch.arange(near), last]).to(model.device)
     shares = [Share(None, 0, len(positions))]
     attention = SegmentAttention([Segment(length) for length in TRIED], model.device)
     current = SamplingPass(model.products, shares, shares, attention, {})
