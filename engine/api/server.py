@@ -28,7 +28,7 @@ from ratchet.engine.core import EngineCore
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.base_models import UNREADABLE, BaseModel
 from ratchet.engine.model.language_model import LanguageModel
-from ratchet.engine.model.products import Workers, use_one_thread
+from ratchet.engine.model.products import Workers
 
 PREFIX = "/api/v1"
 LARGEST_BODY = 2**26
@@ -132,7 +132,7 @@ def load_model(
     base: BaseModel, device: str = "cpu", threads: int = 1, dtype: str = "float32"
 ) -> LanguageModel:
     """Load the base model with its tokenizer; raise RequestRefused if that fails."""
-    use_one_thread()
+    torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
     try:
         model = LanguageModel.load(base.folder, device, name=base.name, dtype=getattr(torch, dtype))

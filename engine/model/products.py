@@ -112,7 +112,7 @@ class OneDnnProducts:
 
     def update(self, outputs: torch.Tensor, rows: torch.Tensor, packed: Pair) -> torch.Tensor:
         a, b = packed
-        return _multiply_and_add(_multiply(rows, a), b, outputs)
+        return self.add_product(outputs, _multiply(rows, a), b)
 
     def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return _multiply(rows, weight)
@@ -120,7 +120,7 @@ class OneDnnProducts:
     def add_product(
         self, outputs: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
-        return _multiply_and_add(rows, weight, outputs)
+        return torch.ops.mkldnn._linear_pointwise.binary(rows, outputs, weight, None, "add")
 
 
 Products: TypeAlias = TiledProducts | OneDnnProducts
@@ -216,12 +216,6 @@ def _multiply(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return _multiply(rows.to(weight.dtype), weight).to(rows.dtype)
 
 
-def _multiply_and_add(
-    rows: torch.Tensor, weight: torch.Tensor, others: torch.Tensor
-) -> torch.Tensor:
-    return torch.ops.mkldnn._linear_pointwise.binary(rows, others, weight, None, "add")
-
-
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
@@ -238,7 +232,9 @@ class Workers:
 
     def __init__(self, count: int = 1) -> None:
         self.count = count
-        self._threads = ThreadPoolExecutor(count, "compute", use_one_thread) if count > 1 else None
+        self._threads = (
+            ThreadPoolExecutor(count, "compute", torch.set_num_threads, (1,)) if count > 1 else None
+        )
         self._apart, self._next_apart = 0, 1
 
     def compute(self, function: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
@@ -261,15 +257,10 @@ class Workers:
         try:
             return function(whole)
         finally:
-            use_one_thread()
+            torch.set_num_threads(1)
             most = self.count * (time.perf_counter() - began)
             self._note(disturbed=time.process_time() - used < DISTURBED * most)
 
     def _note(self, disturbed: bool) -> None:
         self._apart = self._next_apart if disturbed else 0
         self._next_apart = min(2 * self._next_apart, MOST_APART) if disturbed else 1
-
-
-def use_one_thread() -> None:
-    """Have torch compute each operation of the calling thread in that thread alone."""
-    torch.set_num_threads(1)

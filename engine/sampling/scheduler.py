@@ -13,10 +13,11 @@ from concurrent.futures import Future
 from threading import Lock
 from typing import Any, TypeVar
 
+import torch
+
 from ratchet.engine.errors import RequestRefused
 from ratchet.engine.model.language_model import LanguageModel
 from ratchet.engine.model.lora import LoraWeights
-from ratchet.engine.model.products import use_one_thread
 from ratchet.engine.sampling.decoder import Decoder
 from ratchet.engine.sampling.requests import SampleRequest, SampleResult, check_request
 
@@ -71,7 +72,7 @@ class Scheduler:
             self._wake.notify()
 
     def _work(self) -> None:
-        use_one_thread()
+        torch.set_num_threads(1)
         self.model.pause = self._sample_meanwhile
         while self._wait():
             self._since = time.monotonic()
