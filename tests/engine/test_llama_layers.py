@@ -63,7 +63,8 @@ def test_written_out_layers_sample_the_bits_of_transformers_layers(
     asked = crowd(model, 16)
     alone = [bits(answer(model, *each)) for each in asked[:3]]
     ours = {number: [*map(bits, answers(model, asked[:number]))] for number in (1, 3, 16)}
-    assert ours[16][:3] == ours[3] == alone and ours[1] == alone[:1]
+    assert ours[16][:3] == ours[3] == alone
+    assert ours[1] == alone[:1]
     monkeypatch.setattr(decoder, "find_logits", lambda model: model.logits)
     for number, found in ours.items():
         assert [*map(bits, answers(model, asked[:number]))] == found
