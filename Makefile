@@ -24,7 +24,7 @@ export DO_NOT_TRACK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic smollm smollm-seeds mini-swe methods test stories short-stories faults check format constraints server server-postgres worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect servers wheel clean
+.PHONY: help setup hello arithmetic smollm smollm-seeds mini-swe methods test stories short-stories faults check format constraints server server-postgres worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect servers wheel image clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -247,6 +247,13 @@ $(WHEEL_READY): Makefile
 
 wheel: $(READY) $(WHEEL_READY) ## build the wheel, install it in a new environment, and use it in an empty folder
 	WHEEL_PYTHON=$(WHEEL) $(BIN)/python -m pytest --timeout 1800 -m story tests/stories/test_wheel.py
+
+BUILDER ?= $(firstword $(notdir $(foreach one,docker podman buildah,$(shell command -v $(one)))))
+IMAGE ?= ratchet
+
+image: ## build the image `ratchet` (IMAGE=name) by docker, podman or buildah (BUILDER=one), from the base BASE=image
+	@test -n "$(BUILDER)" || (echo "there is no docker, podman or buildah: install one" >&2; exit 1)
+	$(BUILDER) build --tag $(IMAGE) $(if $(BASE),--build-arg BASE=$(BASE)) .
 
 clean: ## remove the environments and every cache, not the runs
 	rm -rf .venv .frameworks .programs .venv-cookbook .venv-skyrl .venv-verifiers .venv-agentlightning .venv-trinity .venv-trl .venv-llama .venv-inspect .venv-wheel .pytest_cache .ruff_cache

@@ -50,7 +50,7 @@ FLOW_NAMES = (*ENTRYPOINTS.values(), "replay", "evaluate", "compare", "dryrun")
 AUTOMATION = "ratchet: crash flow runs without a heartbeat"
 """Name of the automation that `ratchet deploy` makes."""
 
-DEPLOYMENT_COLUMNS = ("deployment", "schedule", "work pool", "what it does")
+DEPLOYED = ("deployment", "schedule", "work pool", "what it does")
 BOX = "╭─╮│╰╯ "
 """Letters of the frames that Prefect prints."""
 CREATED = re.compile(r"Deployment '(?P<name>.+?)' successfully created with id '(?P<id>[^']+)'")
@@ -135,17 +135,17 @@ def describe_deployed(deployed: Sequence[Deployed]) -> str:
 
     They name the server, since Prefect starts another one where no server is named.
     """
-    rows = [astuple(one) for one in deployed]
-    table = fitted(DEPLOYMENT_COLUMNS, rows, terminal_width(), DEPLOYMENT_COLUMNS[-1:])
-    names = [one.deployment for one in deployed]
-    chosen = [name for name in names if name.startswith("train/")] or names
+    table = fitted(DEPLOYED, [*map(astuple, deployed)], terminal_width(), DEPLOYED[-1:])
+    first = min((one.deployment for one in deployed), key=lambda name: name[:6] != "train/")
     server = f"PREFECT_API_URL={client_environment()['PREFECT_API_URL']}"
-    worker, prefect = map(_beside, ("ratchet", "prefect"))
-    return (
-        f"{table}\n\nnext, in a terminal each:\n"
-        f"    {server} {worker} worker      # runs what is scheduled, until Ctrl-C\n"
-        f"    {server} {prefect} deployment run {chosen[0]} --watch"
-    )
+    ratchet, prefect = map(_beside, ("ratchet", "prefect"))
+    workers = {
+        f"{ratchet} worker" if pool in (None, POOL) else f"{prefect} worker start --pool {pool}"
+        for pool in (one.work_pool for one in deployed)
+    }
+    commands = [f"{one}      # runs what is scheduled, until Ctrl-C" for one in sorted(workers)]
+    commands += [f"{prefect} deployment run {first} --watch"]
+    return f"\n    {server} ".join((f"{table}\n\nnext, in a terminal each:", *commands))
 
 
 def _beside(command: str) -> str:

@@ -16,7 +16,14 @@ from ratchet.adapters.errors import UserError
 from ratchet.flows.cli.commands import app
 from ratchet.flows.cli.new_project import AGENT, write_project
 from ratchet.flows.recipe.loading import RecipeError, find_deployment, named_recipe
-from ratchet.flows.server.deployments import AUTOMATION, FLOW_NAMES, POOL, POOL_TYPE
+from ratchet.flows.server.deployments import (
+    AUTOMATION,
+    FLOW_NAMES,
+    POOL,
+    POOL_TYPE,
+    Deployed,
+    describe_deployed,
+)
 from ratchet.flows.server.worker import _warn_of_older
 
 NIGHTLY = """
@@ -81,6 +88,14 @@ def test_one_deployment_is_deployed_by_its_name_with_its_schedules(
     ]
     with get_client(sync_client=True) as client:
         assert client.read_deployment_by_name("evaluate/nightly").work_pool_name == "ratchet"
+
+
+def test_the_worker_that_comes_next_is_one_of_the_deployment_s_own_pool() -> None:
+    deployed = [Deployed(f"train/{pool}", "none", pool, None) for pool in ("ratchet", "kubernetes")]
+    said = describe_deployed(deployed).splitlines()
+    pooled, own = (line for line in said if "until Ctrl-C" in line)
+    assert "prefect worker start --pool kubernetes " in pooled
+    assert "ratchet worker " in own
 
 
 def test_the_automation_is_for_every_flow() -> None:
