@@ -32,7 +32,8 @@ RUN apt-get update \
 COPY --from=dependencies /opt/ratchet /opt/ratchet
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
     /opt/ratchet/bin/pip install --no-cache-dir --no-deps /wheel/*.whl
-ENV PATH=/opt/ratchet/bin:${PATH} RATCHET_RUNS=/runs
+# Prefect's server writes its UI into a folder, by default of its package, which is root's.
+ENV PATH=/opt/ratchet/bin:${PATH} RATCHET_RUNS=/runs PREFECT_UI_STATIC_DIRECTORY=/tmp/prefect-ui
 # A number, which Kubernetes can tell from root's.
 USER 1000:1000
 WORKDIR /agents

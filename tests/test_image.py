@@ -14,7 +14,6 @@ from prefect.utilities.templating import find_placeholders
 from prefect.workers.base import BaseJobConfiguration
 from pydantic import Field
 
-from ratchet.flows.server.deployments import Deployed, describe_deployed
 from tests.support.processes import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -129,11 +128,3 @@ def test_the_page_gives_job_variables_that_the_pool_has() -> None:
     assert given
     for pool in given:
         assert job_of(**pool["job_variables"]).job_manifest["kind"] == "Job"
-
-
-def test_the_worker_that_comes_next_is_one_of_the_deployment_s_own_pool() -> None:
-    deployed = [Deployed(f"train/{pool}", "none", pool, None) for pool in ("ratchet", "kubernetes")]
-    said = describe_deployed(deployed).splitlines()
-    pooled, own = (line for line in said if "until Ctrl-C" in line)
-    assert "prefect worker start --pool kubernetes " in pooled
-    assert "ratchet worker " in own
