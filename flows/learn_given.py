@@ -48,11 +48,9 @@ def learn(run: OpenRun, recipe: GivenRecipe, given: Given) -> None:
     early_end = EarlyEnd(recipe, run.folder)
     score(run, recipe, given, left.start)
     early_end.look(left.start)
-    drawn: Path | None = None
     for step in left:
-        datums = drawn or draw(step)
-        drawn = draw(step + 1) if step + 1 < run.end() else None
-        next_update = drawn and StepUpdate(step + 1, partial(list, [drawn]))
+        datums, ahead = draw(step), step + 1 < run.end()
+        next_update = StepUpdate(step + 1, partial(list, [draw(step + 1)])) if ahead else None
         path, update = run.folder.update(POLICY, step), StepUpdate(step, partial(list, [datums]))
         updated = update_policy(path, updater, update, next_update=next_update)
         if step == 0:

@@ -39,7 +39,6 @@ from ratchet.tasks.recovery.recorded_steps import (
 from ratchet.tasks.scoring import score_tokens
 from ratchet.tasks.storage.durability import durable
 from ratchet.tasks.storage.files import read_json, write_json
-from ratchet.tasks.storage.tables import read_table
 
 MOST_SCORED = 4
 """Datums of a step that are scored."""
@@ -74,14 +73,14 @@ class StepUpdate:
 class Update:
     """Measurements of an update.
 
-    `logprobs` has the log-probabilities of each datum of each term in its first pass.
-    `probe_metrics` has what the rebuild before it measured (`RebuiltPolicy`), nothing if the client
-    was live. `at_start` compares the first update with its sampler.
+    `logprobs` has the log-probabilities of each of the `datums` of each term in its first pass.
+    `checks` has what the rebuild before it measured (`RebuiltPolicy`), nothing if the client was
+    live, and compares the first update with its sampler.
     """
 
+    datums: StepDatums
     logprobs: list[list[np.ndarray]]
-    probe_metrics: dict[str, float]
-    at_start: dict[str, float]
+    checks: dict[str, float]
 
 
 class PolicyUpdater:
@@ -226,10 +225,10 @@ class PolicyUpdater:
                     rebuilt.check_optimizer_step(result)
                 own = scored if step == 0 else []
                 first = [*result.logprobs, []][0]
-                at_start = compare_sampler(own, first, self.probe_tolerance)
+                checks = compare_sampler(own, first, self.probe_tolerance)
+                checks |= rebuilt.probe_metrics if rebuilt else {}
                 self.ledger.add(_saved(live, step + 1, ahead.saving))
-        probed = rebuilt.probe_metrics if rebuilt else {}
-        return Update(ahead.datums.first_pass(result.logprobs), probed, at_start)
+        return Update(ahead.datums, ahead.datums.first_pass(result.logprobs), checks)
 
     def _submit(self, live: LivePolicy, datums: StepDatums) -> _Submitted:
         """Submit an update and the saves of its checkpoint to the client of its step."""
@@ -279,8 +278,12 @@ class PolicyUpdater:
     def _client(self, step: int) -> Iterator[LivePolicy]:
         """Own the client of a step for the block; give the client up if a request fails."""
         with self._owning:
-            live = self._at(step)
-            self._live = None
+            if not self._is_at(step):
+                self._ahead = None
+                self._rebuilt = self._rebuilder().rebuild(step)
+                self._live, self._step = self._rebuilt.live, step
+            live, self._live = self._live, None
+            assert live is not None
             try:
                 yield live
                 self._live = live
@@ -290,13 +293,6 @@ class PolicyUpdater:
 
     def _is_at(self, step: int) -> bool:
         return self._live is not None and self._step == step
-
-    def _at(self, step: int) -> LivePolicy:
-        if self._live is None or self._step != step:
-            self._ahead = None
-            self._rebuilt = self._rebuilder().rebuild(step)
-            self._live, self._step = self._rebuilt.live, step
-        return self._live
 
     def _rebuilder(self) -> Rebuilder:
         return Rebuilder(self.service, self.ledger, self.recorded, self.probe_tolerance)
@@ -315,13 +311,12 @@ def update_policy(
     The expert's texts, if there is an expert, are the second file of datums. The calls `meanwhile`
     are made while the service computes, and not at all if the update was made before.
     """
-    step, datums = due.step, due.make() or ()
-    started = time.monotonic()
+    step, datums, started = due.step, due.make() or (), time.monotonic()
     update = updater.update(step, datums, meanwhile, next_update)
     seconds = {"seconds/training": time.monotonic() - started}
-    terms = updater.recorded.methods.at(step).terms(step)
+    terms, tables = update.datums.method.terms(step), update.datums.tables
     (term, logprobs), *others = zip(terms, update.logprobs, strict=True)
-    batch = read_table(datums[term.file])
+    batch = tables[term.file]
     first = columns_of(batch)
     measured: dict[str, object] = {
         **measure_divergence(batch, logprobs, step),
@@ -332,10 +327,10 @@ def update_policy(
         measured[FIRST_LOGPROBS] = logprobs[0].tolist()
     for term, logprobs in others:
         if term.file:
-            own = columns_of(read_table(datums[term.file]))
+            own = columns_of(tables[term.file])
             loss = measure_loss(own, logprobs, term.loss, term.settings)
             measured |= name_expert({**loss, "share": term.factor})
-    write_json(path, {**measured, **update.at_start, **update.probe_metrics, **seconds})
+    write_json(path, {**measured, **update.checks, **seconds})
 
 
 def read_update(path: Path) -> Metrics:

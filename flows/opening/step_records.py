@@ -55,22 +55,13 @@ def record_step(
 ) -> None:
     """Record the metrics of a step, which ends the step; log what was not trained on.
 
-    Checkpoints that nothing needs any more are deleted before that.
-
-    `measures` has each policy's. `extra` metrics are recorded too. A step whose rollouts another
-    run sampled costs nothing here.
+    Checkpoints that nothing needs any more are deleted before that. `measures` has each policy's.
+    `extra` metrics are recorded too. A step whose rollouts another run sampled costs nothing here.
     """
     if step + 1 == run.end():
         for policy in run.policies:
             policy.updater.save_due_state()
-    _record_step(run, step, measures, extra or {})
-    check_budget(run)
-
-
-def _record_step(
-    run: OpenRun, step: int, measures: Mapping[str, Measure], extra: Mapping[str, float]
-) -> None:
-    metrics: Metrics = {**extra, **run.spending.since_last()}
+    metrics: Metrics = {**(extra or {}), **run.spending.since_last()}
     for policy in run.policies:
         measured = measures[policy.name]() | read_update(run.folder.update(policy.name, step))
         metrics |= name_metrics(policy.name, measured if run.on_policy else drop_costs(measured))
@@ -82,6 +73,7 @@ def _record_step(
     run.tracking.follow()
     collect_garbage()
     get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}))
+    check_budget(run)
 
 
 def check_budget(run: OpenRun) -> None:

@@ -58,8 +58,7 @@ class PlayedStep:
         return StepUpdate(self.step + 1, trained, self._pending) if self.ahead else None
 
     def _pending(self) -> list[Future[Any]]:
-        played = [batch.wrapped_future for batch in self.ahead]
-        return [future for future in played if not future.done()]
+        return [one for batch in self.ahead if not (one := batch.wrapped_future).done()]
 
     def _spans_ahead(self) -> list[Path] | None:
         """Return the next step's sealed spans if all have ended well, without waiting.

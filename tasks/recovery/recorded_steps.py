@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from tinker import Datum, TrainingClient
 
@@ -83,22 +84,23 @@ class Evidence:
 class StepDatums:
     """Datums of a step, and the method that trains them.
 
-    `request` has the datums of each forward-backward pass, `counts` how many each term has.
+    `tables` are the files, and `request` has the datums of each forward-backward pass.
     `evidence`: recorded log-probabilities under the weights before the step, if there are any.
     """
 
     step: int
-    counts: Sequence[int]
+    tables: Sequence[pa.Table]
     request: UpdateRequest
     method: UpdateMethod
     evidence: Evidence | None
 
     def first_pass(self, logprobs: Sequence[list[np.ndarray]]) -> list[list[np.ndarray]]:
         """Return the first log-probabilities of each datum of each term; `logprobs` are by pass."""
-        found: list[list[np.ndarray]] = [[] for _ in self.counts]
+        counts = [len(self.tables[term.file]) for term in self.method.terms(self.step)]
+        found: list[list[np.ndarray]] = [[] for _ in counts]
         for asked, of_pass in zip(self.request.passes, logprobs, strict=True):
             found[asked.term] += of_pass
-        return [of_term[:count] for of_term, count in zip(found, self.counts, strict=True)]
+        return [of_term[:count] for of_term, count in zip(found, counts, strict=True)]
 
 
 class StepSource:
@@ -131,19 +133,16 @@ class RecordedSteps:
     def read(self, step: int, paths: Sequence[Path]) -> StepDatums:
         """Read the files of a step's datums, as they are trained by the step's method."""
         method = self.methods.at(step)
-        terms = method.terms(step)
+        terms, tables = method.terms(step), [read_table(path) for path in paths]
         of_terms = [
-            to_datums(read_table(paths[term.file]), term.loss, term.settings, term.factor)
-            for term in terms
+            to_datums(tables[term.file], term.loss, term.settings, term.factor) for term in terms
         ]
         if method.by_batch and of_terms[0]:
             units = [[batch for batch in self.source.batches(step, of_terms[0]) if batch]]
         else:
-            named = zip(of_terms, terms, strict=True)
-            units = [units_of(own, term.loss) for own, term in named]
-        evidence = self._evidence(step, paths[0], of_terms[0])
-        request = method.request(step, units)
-        return StepDatums(step, [*map(len, of_terms)], request, method, evidence)
+            units = [*map(units_of, of_terms, (term.loss for term in terms))]
+        evidence = self._evidence(step, tables[0], of_terms[0])
+        return StepDatums(step, tables, method.request(step, units), method, evidence)
 
     def restored(self, step: int) -> StepDatums:
         """Read the datums of a trained step; UserError if they cannot be restored."""
@@ -171,18 +170,17 @@ class RecordedSteps:
         policy = self.policy
         return count_optimizer_steps(self.run, policy.name, policy.start, self.methods, before)
 
-    def _evidence(self, step: int, path: Path, datums: Sequence[Datum]) -> Evidence | None:
+    def _evidence(self, step: int, table: pa.Table, datums: Sequence[Datum]) -> Evidence | None:
         """Return a datum's log-probabilities by the update or else, without lag, by the sampler."""
         if not datums:
             return None
-        columns = read_table(path, ["policy_version", "logprobs", "mask"])
-        mask, version = arrays(columns["mask"])[0], columns["policy_version"][0].as_py()
+        mask, version = arrays(table["mask"])[0], table["policy_version"][0].as_py()
         update = self.run.update(self.policy.name, step)
         recorded = read_json(update).get(FIRST_LOGPROBS) if is_written(update) else None
         if recorded is not None:
             return Evidence(datums[0], np.array(recorded), mask)
         if version == policy_version(self.policy.name, step):
-            return Evidence(datums[0], arrays(columns["logprobs"])[0], mask)
+            return Evidence(datums[0], arrays(table["logprobs"])[0], mask)
         return None
 
 

@@ -106,7 +106,7 @@ def test_a_client_that_is_given_up_takes_the_update_along_that_it_was_given_ahea
     scored = updater.sampler(1).score(tokens, [3])[0]
     assert scored.tolist() == updater.service.sampler(known.sampler).score(tokens, [3])[0].tolist()
     again = updater.update(1, [trained.datums(1)])
-    assert set(again.probe_metrics) == {"probe/optimizer_step", "probe/max_difference"}
+    assert set(again.checks) == {"probe/optimizer_step", "probe/max_difference"}
     phases = [row["phase"] for row in read_log(trained.ledger.path) if row["step"] == 2]
     assert phases == ["intent", "intent", "saved"]
 
@@ -114,15 +114,15 @@ def test_a_client_that_is_given_up_takes_the_update_along_that_it_was_given_ahea
 def test_the_first_step_is_measured_against_the_sampler(trained: Trained) -> None:
     updater = trained.updater()
     first, second = (updater.update(step, [trained.datums(step)]) for step in (0, 1))
-    assert set(first.at_start) == {"sampler/apart", "sampler/kl"}
-    assert max(map(abs, first.at_start.values())) <= 1e-4
-    assert (second.at_start, second.probe_metrics) == ({}, {})
+    assert set(first.checks) == {"sampler/apart", "sampler/kl"}
+    assert max(map(abs, first.checks.values())) <= 1e-4
+    assert second.checks == {}
 
 
 def test_rebuilt_weights_are_probed_by_the_sampler_of_their_checkpoint(trained: Trained) -> None:
     trained.updater().update(0, [trained.datums(0)])
     again = trained.updater().update(1, [trained.datums(1)])
-    assert again.probe_metrics["probe/max_difference"] <= 1e-4
+    assert again.checks["probe/max_difference"] <= 1e-4
     trained.ledger.add(replace(trained.ledger.at(2), state=trained.ledger.at(0).state))
     with pytest.raises(UserError, match=r"recorded at step 2.*Nothing was applied"):
         trained.updater().update(2, [trained.datums(2)])
@@ -139,7 +139,7 @@ def test_a_policy_that_its_sampler_does_not_sample_is_not_trained(trained: Train
         updater.update(0, [trained.datums(0)])
     assert trained.ledger.last_step() == 0
     update = trained.updater(None).update(0, [trained.datums(0)])
-    assert update.at_start["sampler/apart"] > 0.01
+    assert update.checks["sampler/apart"] > 0.01
 
 
 def test_weights_that_are_gone_score_nothing(
@@ -149,7 +149,7 @@ def test_weights_that_are_gone_score_nothing(
     state = trained.ledger.at(0).state
     trained.ledger.add(Checkpoint(0, "tinker://gone:train:0/sampler_weights/none", state))
     update = updater.update(0, [trained.datums(0)])
-    assert update.at_start == {}
+    assert update.checks == {}
     assert "The first datums of step 0 are not scored" in caplog.text
 
 

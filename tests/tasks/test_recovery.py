@@ -121,7 +121,7 @@ def advance(updater: PolicyUpdater, first: int, last: int) -> list[dict[str, flo
         if not path.exists():
             sampled_datums(updater, updater.ledger.at(step), path)
         update = updater.update(step, [path])
-        probes.append(update.probe_metrics)
+        probes.append(update.checks)
     return probes
 
 
