@@ -82,6 +82,8 @@ def learn(
                 meanwhile=(measures[policy.name], played.draw_next),
                 next_update=played.next_update(make),
             )
+        if step + 1 < run.end():
+            run.policies.open_soon(step + 1)
         evaluations.go_on(step)
         record_step(run, step, measures, measure_parts(parts, step, played.spans))
     evaluations.end()

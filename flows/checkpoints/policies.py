@@ -3,7 +3,9 @@
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Lock
 
@@ -131,7 +133,7 @@ class RunPolicies:
 
     def __init__(self, policies: Sequence[RunPolicy], retention: Retention | None) -> None:
         self._policies, self._retention = policies, retention
-        self._opening = Lock()
+        self._opening, self._opener = Lock(), ThreadPoolExecutor(1)
         self._sampled: dict[int, Mapping[str, Policy]] = {}
 
     def __iter__(self) -> Iterator[RunPolicy]:
@@ -153,6 +155,10 @@ class RunPolicies:
             for old in sorted(self._sampled.keys() - {step})[: -KEPT_SAMPLERS + 1]:
                 del self._sampled[old]
             return self._sampled[step]
+
+    def open_soon(self, step: int) -> None:
+        """Open the samplers after `step` updates meanwhile; `at` raises what refuses them."""
+        self._opener.submit(copy_context().run, self.at, step)
 
     def delete_unneeded(self, service: Service) -> None:
         """Delete the checkpoints that nothing needs any more, if the run does not keep all."""
