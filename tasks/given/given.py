@@ -147,6 +147,16 @@ class Given(ABC):
         """The rows with the columns of what another policy finds in them, if one is asked."""
         return self.table
 
+    @cached_property
+    def trained(self) -> Mapping[str, Mapping[int, Sequence[int]]]:
+        """Places in `scored` of each trained unit's sequences, by its source and its number."""
+        places: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        of_rows = zip(self.scored["split"].to_pylist(), self.names(self.scored), strict=True)
+        for place, (split, (source, number)) in enumerate(of_rows):
+            if split == TRAIN:
+                places[source][number].append(place)
+        return places
+
     @property
     def drawn(self) -> pa.Schema:
         return DATUM_SCHEMA
@@ -230,17 +240,14 @@ def leaves_out(lengths: Lengths, length: int, who: str) -> bool:
 @durable
 def draw_given(path: Path, given: Given, drawing: Drawing, step: int) -> None:
     """Write the datums of a step: its units, drawn in passes that the seed shuffles."""
-    write_table(datums_of_given(given, given.of_split(TRAIN), drawing, step), path)
+    write_table(datums_of_given(given, drawing, step), path)
 
 
-def datums_of_given(given: Given, rows: pa.Table, drawing: Drawing, step: int) -> pa.Table:
+def datums_of_given(given: Given, drawing: Drawing, step: int) -> pa.Table:
     """Return the datums of a step, a row for each sequence of its units."""
-    known: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for row, (source, number) in enumerate(given.names(rows)):
-        known[source][number].append(row)
-    numbers = {source: [*of_source] for source, of_source in known.items()}
-    chosen = [known[source][number] for source, number in choose_units(numbers, drawing, step)]
-    taken = iter(rows_of(rows.take([row for unit in chosen for row in unit])))
+    numbers = {source: [*units] for source, units in given.trained.items()}
+    chosen = [given.trained[one][number] for one, number in choose_units(numbers, drawing, step)]
+    taken = iter(rows_of(given.scored.take([place for unit in chosen for place in unit])))
     units = [[next(taken) for _ in unit] for unit in chosen]
     return pa.Table.from_pylist([*given.datums(units, drawing)], schema=given.drawn)
 

@@ -205,14 +205,18 @@ class Texts(Given):
         answers: a model that is trained on other sequences does not learn to stop.
         """
         drawn = read_table(datums, ["rollout_id", "group_id"])
-        rows = self.of_split(TRAIN).select([*TEXT_KEYS, "cut", "ends"]).to_pylist()
-        known = {name_sequence(row): row for row in rows}
-        sequences = [known[name] for name in drawn["rollout_id"].to_pylist()]
+        sequences = [self._ends[name] for name in drawn["rollout_id"].to_pylist()]
         return {
             "texts": len({*drawn["group_id"].to_pylist()}),
-            "texts/cut": sum(row["cut"] for row in sequences),
-            "texts/ends": fmean(row["ends"] for row in sequences),
+            "texts/cut": sum(cut for cut, _ in sequences),
+            "texts/ends": fmean(ends for _, ends in sequences),
         }
+
+    @cached_property
+    def _ends(self) -> Mapping[str, tuple[bool, bool]]:
+        """Whether each trained sequence was cut, and whether it ends as an answer does, by name."""
+        rows = self.of_split(TRAIN).select([*TEXT_KEYS, "cut", "ends"]).to_pylist()
+        return {name_sequence(row): (row["cut"], row["ends"]) for row in rows}
 
     def compare(self, rows: pa.Table, policy: Reference) -> HeldOutMeasure:
         """Measure the loss of a policy, in nats a token by the weights of the trained tokens.

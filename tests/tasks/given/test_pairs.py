@@ -148,7 +148,7 @@ def test_a_labelled_answer_is_a_pair_of_one_side(
         **dict.fromkeys([(2, MISMATCHED, 0), (2, MISMATCHED, 1)], "a bear"),
         **{(3, MISMATCHED, 0): owl},
     }
-    datums = datums_of_given(bound_pairs, pairs, Drawing(PairBatches(pairs=4), 0), 0)
+    datums = datums_of_given(bound_pairs, Drawing(PairBatches(pairs=4), 0), 0)
     assert sorted(Counter(datums["pair"].to_pylist()).values()) == [2, 2, 2, 4]
 
 
@@ -234,7 +234,7 @@ def test_the_datums_of_a_step_have_what_the_reference_gives_their_targets(
 ) -> None:
     pairs = bound(tmp_path, chat, [ROW] * 3)
     drawing = Drawing(PairBatches(pairs=2), 0)
-    rows = datums_of_given(pairs, pairs.of_split("train"), drawing, 0).to_pylist()
+    rows = datums_of_given(pairs, drawing, 0).to_pylist()
     assert [(row["pair"], row["side"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     for row in rows:
         expected = np.where(row["mask"], -np.array(row["targets"]) / 100, 0.0)

@@ -30,10 +30,11 @@ def row(
     }
 
 
-TEXTS = pa.Table.from_pylist(
-    [row(1, [0, 0, 1, 1]), row(2, [0, 2.0]), row(3, [0, 1, 1, 1]), row(3, [0, 0, 1], part=1)],
-    schema=TEXT_SCHEMA,
-)
+@pytest.fixture
+def texts(tmp_path: Path) -> Texts:
+    rows = [row(1, [0, 0, 1, 1]), row(2, [0, 2.0]), row(3, [0, 1, 1, 1]), row(3, [0, 0, 1], part=1)]
+    table = pa.Table.from_pylist([*rows, row(4, [0, 1], "test")], schema=TEXT_SCHEMA)
+    return Texts(write_table(table, tmp_path / "texts.parquet"))
 
 
 def token_weights(datums: pa.Table) -> dict[str, list[float]]:
@@ -61,22 +62,32 @@ def token_weights(datums: pa.Table) -> dict[str, list[float]]:
     ],
 )
 def test_a_step_s_loss_is_divided_as_its_name_says(
-    batch: Drawing, weights: dict[str, list[float]]
+    texts: Texts, batch: Drawing, weights: dict[str, list[float]]
 ) -> None:
-    found = token_weights(datums_of_given(Texts(Path()), TEXTS, batch, 0))
+    found = token_weights(datums_of_given(texts, batch, 0))
     assert found.keys() == weights.keys()
     for name, expected in weights.items():
         assert found[name] == pytest.approx(expected)
 
 
-def test_each_token_predicts_the_next_one() -> None:
-    datums = datums_of_given(
-        Texts(Path()), TEXTS, Drawing(Batches(examples=3, normalisation="token"), 0), 0
-    )
+def test_each_token_predicts_the_next_one(texts: Texts) -> None:
+    datums = datums_of_given(texts, Drawing(Batches(examples=3, normalisation="token"), 0), 0)
     rows = {one["rollout_id"]: one for one in datums.to_pylist()}
     assert (rows["1.0"]["tokens"], rows["1.0"]["targets"]) == ([10, 11, 12], [11, 12, 13])
     assert rows["1.0"]["mask"] == [0, 1, 1]
     assert {one["policy_version"] for one in rows.values()} == {None}
+
+
+def test_a_later_step_looks_at_its_own_texts_alone(
+    texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawing = Drawing(Batches(examples=2, normalisation="token"), 0)
+    drawn = write_table(datums_of_given(texts, drawing, 0), tmp_path / "0.parquet")
+    measured = texts.measure(drawn)
+    for whole in ("names", "of_split"):
+        monkeypatch.setattr(texts, whole, None)
+    assert datums_of_given(texts, drawing, 1).num_rows >= 2
+    assert texts.measure(drawn) == measured
 
 
 def test_passes_draw_every_text_once_in_a_new_order() -> None:

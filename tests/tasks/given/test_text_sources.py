@@ -85,11 +85,10 @@ def test_one_source_is_drawn_as_if_there_were_no_shares() -> None:
         )
 
 
-def test_datums_name_the_source_of_their_text() -> None:
+def test_datums_name_the_source_of_their_text(tmp_path: Path) -> None:
     rows = [row("chat", number) for number in range(6)] + [row("code", 0), row("code", 1)]
-    datums = datums_of_given(
-        Texts(Path()), pa.Table.from_pylist(rows, schema=TEXT_SCHEMA), BATCH, 0
-    )
+    table = pa.Table.from_pylist(rows, schema=TEXT_SCHEMA)
+    datums = datums_of_given(Texts(write_table(table, tmp_path / "texts.parquet")), BATCH, 0)
     assert Counter(name.split("/")[0] for name in datums["rollout_id"].to_pylist()) == {
         "chat": 6,
         "code": 2,
