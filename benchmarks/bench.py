@@ -26,7 +26,15 @@ BENCHMARKS: dict[str, Sequence[Sequence[str]]] = {
     "door.load": [("--rounds", "2", "--agents", "openai")],
     "places": [()],
     "recording.assembly": [()],
-    "growth.long_runs": [("--recorded", "20", "10000")],
+    "growth.long_runs": [
+        ("--recorded", "20", "10000"),
+        (
+            *("--recipe", "hello", "--recorded", "20", "3000", "--steps", "30", "--window", "22"),
+            *("--set", "rollouts.groups=2", "--set", "rollouts.group_size=4"),
+            *("--set", "evaluation.every=1000", "--set", "evaluation.examples=1"),
+            *("--set", "evaluation.greedy=false"),
+        ),
+    ],
     "beside_cookbook.texts": [
         ("--recipe", recipe, "--steps", "20", "--kill-at", "11")
         for recipe in ("hello-finetune", "hello-prefer")

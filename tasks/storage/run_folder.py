@@ -501,13 +501,12 @@ class RunFolder:
 
 def _stems(beside: Path) -> set[str]:
     """Return the names of the files with an ending in a folder, without it."""
+    ending = beside.suffix
     try:
-        with os.scandir(beside.parent) as found:
-            names = [file.name for file in found]  # paths are slow, and there are many
+        names = os.listdir(beside.parent)  # noqa: PTH208 - paths are slow, and there are many
     except (FileNotFoundError, NotADirectoryError):
         return set()
-    whole = (name for name in names if name.endswith(beside.suffix) and name[0] != ".")
-    return {name.removesuffix(beside.suffix) for name in whole}
+    return {name[: -len(ending)] for name in names if name.endswith(ending) and name[0] != "."}
 
 
 def runs_root(fetched: str | None = None) -> Path:
