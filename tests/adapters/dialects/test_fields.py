@@ -1,6 +1,6 @@
 """What becomes of each field of a request: honoured, harmless, or refused by its name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -33,7 +33,14 @@ REFUSED = [
 ]
 
 
+def nested(path: Sequence[str], value: object) -> tuple[str, object]:
+    """Return the name and the value of the field of a body that has a value at a path."""
+    first, *within = path
+    return first, dict([nested(within, value)]) if within else value
+
+
 def body(api: Api, **fields: Any) -> dict[str, Any]:
+    fields = dict(nested(path.split("."), value) for path, value in fields.items())
     if api is Api.GOOGLE:
         return {"contents": [{"parts": [{"text": "hello"}]}], **fields}
     return {"model": "m", "input" if api is Api.RESPONSES else "messages": ASK, **fields}
