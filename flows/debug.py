@@ -195,13 +195,15 @@ def _onward(
         }
         tokenizer, context = service.tokenizer_of(main), service.context(model.base)
         chat = Chat(tokenizer, model.renderer, context, model.thinking)
-        backends = {POLICY: POLICY, **create_backends(recipe.answerers, recipe.seed)}
+        seed, backends = recipe.seed, create_backends(recipe.answerers, recipe.seed)
+        backends = {POLICY: POLICY, **backends}
         if parse_rollout(replayed.recorded.id).split not in TRAINED_SPLITS:
             backends |= recipe.evaluation.roles
+            seed = recipe.evaluation.drawn_by(seed)
         yield (
             chat,
             {
-                role: PolicyBackend(chat, policies[who], replayed.sampling, recipe.seed).answer
+                role: PolicyBackend(chat, policies[who], replayed.sampling, seed).answer
                 if isinstance(who, str)
                 else who(replayed.recorded.example)
                 for role, who in backends.items()

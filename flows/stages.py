@@ -29,7 +29,7 @@ from ratchet.flows.server.deployed_runs import describe_failure
 from ratchet.flows.train import train
 from ratchet.tasks.recording.scores import headline, read_evaluation
 from ratchet.tasks.recording.step_log import steps_done
-from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord, child_runs, write_plan
+from ratchet.tasks.storage.plan_record import Arm, ChildResult, PlanRecord, child_runs, write_plan
 from ratchet.tasks.storage.run_folder import RunError, folder_of
 from ratchet.tasks.tracking.prefect_pages import publish_stages
 
@@ -42,6 +42,7 @@ class PlanSummary(BaseModel, frozen=True):
     run: str
     results: Sequence[ChildResult]
     outcome: str
+    arms: Sequence[Arm] = ()
 
     @property
     def result(self) -> str:

@@ -5,7 +5,7 @@ unless their seeds draw different ones. A run that fails is a result, and the ot
 that has finished is never repeated.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,6 @@ from ratchet.flows.recipe.plan import (
     SweepRecipe,
     Values,
     as_overrides,
-    name_child,
 )
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.server.deployed_runs import (
@@ -42,17 +41,22 @@ from ratchet.flows.stages import (
     train_in_turn,
     train_plan,
 )
+from ratchet.tasks.comparison.arms import find_arms
 from ratchet.tasks.recording.step_log import steps_done
 from ratchet.tasks.storage.manifest import differences, recipe_of
 from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord
-from ratchet.tasks.storage.run_folder import RunError, folder_of
+from ratchet.tasks.storage.run_folder import RunError, folder_of, name_run
+
+VARIED_SEED, ALL_SEEDS = "seed", "all seeds"
+"""The key by which the runs of an arm differ, and the arm of a sweep of nothing else."""
 
 
 def cancel_children(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """Cancel the runs of a cancelled sweep that workers have begun."""
     recipe = SweepRecipe.model_validate(flow_run.parameters["recipe"])
     if recipe.by_workers:
-        cancel_deployed([name_child(flow_run.name, values) for values in recipe.values()])
+        names = [name_run(flow_run.name, *parts.values()) for parts, _ in recipe.variants()]
+        cancel_deployed(names)
 
 
 @flow(name="sweep", flow_run_name=name_of_run, on_cancellation=[cancel_children])
@@ -67,10 +71,13 @@ def sweep(recipe: SweepRecipe, run: str | None = None) -> PlanSummary:
     select = selected(recipe, plan.children[0].recipe)
 
     def conclude(record: PlanRecord) -> PlanRecord:
-        return replace(record, results=choose(record.results, select))
+        chosen = replace(record, results=choose(record.results, select))
+        seeded = any(VARIED_SEED in values for values in recipe.values())
+        return choose_arm(plan, chosen, select) if seeded else chosen
 
     record = train_plan(plan, partial(train_children, recipe), partial(measure, select), conclude)
-    return completed(PlanSummary(run=plan.run, results=record.results, outcome=describe(record)))
+    arms, said = record.arms, describe(record)
+    return completed(PlanSummary(run=plan.run, results=record.results, arms=arms, outcome=said))
 
 
 def train_children(
@@ -107,22 +114,25 @@ def measure(select: str, child: PlannedRun, error: str) -> Iterator[ChildResult]
     """Yield the result of a run: the held-out measure of its last checkpoint, or its error."""
     folder = folder_of(child.name)
     steps = steps_done(folder.metrics) if folder.exists() else 0
-    if error:
-        yield ChildResult(child.name, steps, error=error)
-        return
-    measured, interval = child.recipe.read_measured(folder, steps, select)
-    yield ChildResult(child.name, steps, measured=measured, interval=interval)
+    result = ChildResult(child.name, steps, error=error, arm=child.arm, seed=child.recipe.seed)
+    if not error:
+        measured, interval = child.recipe.read_measured(folder, steps, select)
+        result = replace(result, measured=measured, interval=interval)
+    yield result
 
 
 def describe(record: PlanRecord) -> str:
-    """Return the chosen run with its measure and the measure's 95 % interval, in words."""
-    (best,) = (one for one in record.results if one.chosen)
-    interval = " to ".join(f"{end:.3g}" for end in best.interval or ())
+    """Return the chosen run, or arm, with its measure and the measure's 95 % interval, in words."""
+    arms = [(one.name, one.mean, one.interval) for one in record.arms if one.chosen]
+    runs = [(one.run, one.measured, one.interval) for one in record.results if one.chosen]
+    (name, measured, within), *_ = arms or runs
+    of = f"{counted(len(record.arms), 'arm')} of " if arms else ""
+    of += counted(len(record.results), "run")
+    interval = " to ".join(f"{end:.3g}" for end in within or ())
     failed = sum(one.error != "" for one in record.results)
     return (
-        f"{record.measure} {best.measured:.3g}{interval and f' ({interval})'} is the best of "
-        f"{counted(len(record.results), 'run')}{f', {failed} of which failed' if failed else ''}: "
-        f"{best.run}"
+        f"{record.measure} {measured:.3g}{interval and f' ({interval})'} is the best of "
+        f"{of}{f', {failed} of which failed' if failed else ''}: {name}"
     )
 
 
@@ -138,12 +148,26 @@ def choose(results: Sequence[ChildResult], select: str) -> list[ChildResult]:
     return [replace(one, chosen=one is best) for one in results]
 
 
+def choose_arm(plan: Plan, record: PlanRecord, select: str) -> PlanRecord:
+    """Return the record with its arms, the best of which is chosen in place of a run."""
+    recipes = {child.name: child.recipe for child in plan.children}
+    examples = {
+        one.run: recipes[one.run].read_examples(folder_of(one.run), one.step, select)
+        for one in record.results
+        if one.measured is not None
+    }
+    arms = find_arms(record.results, examples, lowest=select == "loss")
+    chosen = {run for arm in arms if arm.chosen for run in arm.runs} & examples.keys()
+    results = [replace(one, chosen=one.run in chosen) for one in record.results]
+    return replace(record, results=results, arms=arms)
+
+
 def check_sweep(recipe: SweepRecipe, run: str, deleted: Collection[str] = ()) -> Plan:
     """Return the plan of a sweep; UserError if a run could not begin its first step.
 
     Runs that will be `deleted` first count as absent.
     """
-    children = [_child(recipe, run, values) for values in recipe.values()]
+    children = [_child(recipe, run, *variant) for variant in recipe.variants()]
     select = selected(recipe, children[0].recipe)
     if unmeasured := [child.name for child in children if not child.recipe.holds_out()]:
         raise RecipeError(
@@ -188,8 +212,9 @@ def selected(recipe: SweepRecipe, child: RunRecipe) -> str:
     return select
 
 
-def _child(recipe: SweepRecipe, run: str, values: Values) -> PlannedRun:
-    name, given = name_child(run, values), as_overrides(values)
+def _child(recipe: SweepRecipe, run: str, parts: Mapping[str, str], values: Values) -> PlannedRun:
+    name, given = name_run(run, *parts.values()), as_overrides(values)
+    arm = "-".join(part for key, part in parts.items() if key != VARIED_SEED) or ALL_SEEDS
     try:
         if isinstance(recipe.base, str):
             made = named_recipe(recipe.base, given, RunRecipe)
@@ -198,4 +223,4 @@ def _child(recipe: SweepRecipe, run: str, values: Values) -> PlannedRun:
             made = changed_recipe(base, given, RunRecipe)
     except UserError as error:
         raise RecipeError(f"{name}: {error}") from error
-    return PlannedRun(name, made, replayed=recipe.replay)
+    return PlannedRun(name, made, replayed=recipe.replay, arm=arm)

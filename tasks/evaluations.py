@@ -151,7 +151,7 @@ def find_reward_gain(run: RunFolder, first: int, last: int) -> Gain | None:
     The gain is over the examples for which both checkpoints have a reward.
     """
     ends = [headline(read_evaluation(run.evaluation(f"{step:05d}"))) for step in (first, last)]
-    before, after = (_sampled_means(run, step) for step in (first, last))
+    before, after = (played_means(run, shard_name("test", step)) for step in (first, last))
     for end, means in zip(ends, (before, after), strict=True):
         same = end.mean is not None and len(means) == end.examples
         if not same or not isclose(fmean(means.values()), end.mean or 0.0, abs_tol=1e-9):
@@ -160,9 +160,8 @@ def find_reward_gain(run: RunFolder, first: int, last: int) -> Gain | None:
     return find_gain([before[at] for at in both], [after[at] for at in both], [1.0] * len(both))
 
 
-def _sampled_means(run: RunFolder, step: int) -> dict[str, float]:
-    """Return the mean reward of each held-out example that a checkpoint has sampled, by place."""
-    shard = shard_name("test", step)
+def played_means(run: RunFolder, shard: str) -> dict[str, float]:
+    """Return the mean reward of each example of a shard that was played, by its place."""
     spans, path = run.sealed(shard), run.shard(shard)
     rewards: dict[str, list[float]] = defaultdict(list)
     for one in _outcomes(spans, path).values() if spans and is_written(path) else ():

@@ -98,12 +98,14 @@ class BatchRecorder(CallRecorder, Protocol):
 class SampledBy:
     """Policies, by name, that answer a batch's calls, and how they are sampled.
 
-    `roles` names backends that answer roles in place of policies.
+    `roles` names backends that answer roles in place of policies. Without a `seed` the run's is
+    sampled with.
     """
 
     policies: Mapping[str, Policy]
     sampling: Sampling
     roles: Mapping[str, str] = field(default_factory=dict[str, str])
+    seed: int | None = None
 
 
 @dataclass(eq=False)

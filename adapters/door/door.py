@@ -188,7 +188,8 @@ class Door(ChatApi):
         if not isinstance(backend, str):
             return backend(attempt.rollout.example)
         policy = sampled_by.policies[backend]
-        return PolicyBackend(self.chat, policy, sampled_by.sampling, self.run_seed).answer
+        seed = self.run_seed if sampled_by.seed is None else sampled_by.seed
+        return PolicyBackend(self.chat, policy, sampled_by.sampling, seed).answer
 
     def _opened(self, name: str) -> OpenBatch:
         if name not in self._open:

@@ -293,8 +293,9 @@ def train_runs(
         write_json(summary.model_dump(mode="json"))
         return
     record = read_plan(folder)
-    table = fitted(*record.table(), terminal_width(), ["run", "starts at", "held-out", "error"])
-    said = [summary.outcome, table, f"report  {folder.report}"]
+    cut = ["run", "starts at", "held-out", "error"]
+    tables = [fitted(*table, terminal_width(), cut) for table in record.tables()]
+    said = [summary.outcome, *tables, f"report  {folder.report}"]
     lines = "\n\n".join(filter(None, said))
     show(f"{lines}\nserve   ratchet serve {summary.result}")
 

@@ -180,7 +180,7 @@ def _submit(
     rewarded = recipe.rollouts.rewards_of_errors()
     shard = draw_shard(path, source, seed, 0, size)
     reopen_unanswered(runner.host.run, shard.stem)
-    groups = GroupSettings(sampling, group_size, 1, rewarded, evaluation.roles)
+    groups = GroupSettings(sampling, group_size, 1, rewarded, evaluation.roles, evaluation.seed)
     return shard, runner.submit_shard(shard, step, groups)
 
 
@@ -222,7 +222,8 @@ def examine(
         _, start = submit_sampled(recipe, run, runners.evaluation, 0, tag)
         others = runners.evaluation.wait_for(start)
     path = run.shard(shard_name(f"{EXAMINER}{tag}", step))
-    shard = draw_held_out(path, played.spans, others, judge, recipe.seed)
+    seed = recipe.evaluation.drawn_by(recipe.seed)
+    shard = draw_held_out(path, played.spans, others, judge, seed)
     if not read_shard(shard):  # of no example have both rollouts ended
         return JudgedShard(played, {})
     spans = ask_judge(runners.examining, judge, shard, step)

@@ -56,6 +56,7 @@ class GroupSettings:
     attempts: int = 1
     rewarded: Mapping[str, float] = field(default_factory=dict[str, float])
     roles: Mapping[str, str] = field(default_factory=dict[str, str])
+    seed: int | None = None
 
 
 def training_groups(recipe: Recipe) -> GroupSettings:
@@ -91,7 +92,7 @@ class RolloutRunner:
         batches = ShardBatch.of_round(shard, number, *played)
 
         def sampled_by() -> SampledBy:
-            return SampledBy(self.policies(checkpoint), groups.sampling, groups.roles)
+            return SampledBy(self.policies(checkpoint), groups.sampling, groups.roles, groups.seed)
 
         asked = {"shard": shard, "host": self.host, "sampled_by": sampled_by, "play": self.play}
         return [

@@ -18,7 +18,6 @@ from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
 from ratchet.tasks.settings.section import Refusals, Section, explain
 from ratchet.tasks.storage.dotted_keys import merge_values
 from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord
-from ratchet.tasks.storage.run_folder import name_run
 
 LAST, BEST = "last", "best"
 STAGE_START = re.compile(r"(?:(?P<stage>\w+)@)?(?P<step>last|best|\d{1,9})", re.ASCII)
@@ -47,7 +46,7 @@ class PlannedRun:
     """A run among several: its name, its recipe, and the runs that it waits for.
 
     `stage` is the name of its stage, and `start` the checkpoint where its weights start. A child
-    that replays trains on the rollouts of the run `replayed`.
+    that replays trains on the rollouts of the run `replayed`. Runs of an `arm` differ by seed.
     """
 
     name: str
@@ -56,6 +55,7 @@ class PlannedRun:
     stage: str = ""
     start: str = ""
     replayed: str | None = None
+    arm: str = ""
 
     @property
     def flow(self) -> str:
@@ -285,8 +285,9 @@ class SweepRecipe(PlanRecipe):
     grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict[str, tuple[Any, ...]])
     """Keys of a recipe, each with a list of values: every combination is a run."""
 
-    listed: tuple[Values, ...] = ()
-    """The values of each run, as a list of keys with a value."""
+    listed: tuple[Values, ...] | dict[str, Values] = ()
+    """The values of each run, as a list of keys with a value; or by a name, which its own name has
+    in place of them. With `grid`, each of them with every combination."""
 
     select: Selected | None = None
     """Measure of the last checkpoint on held-out examples by which a run is chosen: `reward`,
@@ -309,10 +310,12 @@ class SweepRecipe(PlanRecipe):
 
     def refusals(self) -> Refusals:
         yield (
-            bool(self.grid) == bool(self.listed),
-            f"values are given by {'grid and listed' if self.grid else 'nothing'}; give one of "
-            "grid, listed",
+            not self.grid and not self.listed,
+            "values are given by nothing; give grid, listed or both",
         )
+        listed = self.listed.values() if isinstance(self.listed, dict) else self.listed
+        twice = sorted(self.grid.keys() & {key for values in listed for key in values})
+        yield twice != [], f"{', '.join(twice)} is in grid and in listed; give it once"
         yield (
             self.base is None and self.replay is None,
             "a sweep varies a recipe, or the replays of a run; give base or replay",
@@ -330,8 +333,20 @@ class SweepRecipe(PlanRecipe):
         return self.at_once > 1
 
     def values(self) -> list[Values]:
-        combined = product(*self.grid.values()) if self.grid else ()
-        return [*self.listed, *(dict(zip(self.grid, one, strict=True)) for one in combined)]
+        return [values for _, values in self.variants()]
+
+    def variants(self) -> list[tuple[dict[str, str], Values]]:
+        """List the values of each run, with the parts of its name by key; a given name has none."""
+        if isinstance(self.listed, dict):
+            listed = [*self.listed.items()]
+        else:
+            listed = [("", values) for values in self.listed or ({},)]
+        combined = [dict(zip(self.grid, one, strict=True)) for one in product(*self.grid.values())]
+        return [
+            ({"": name, **name_parts(values)} if name else name_parts(own | values), own | values)
+            for name, own in listed
+            for values in combined
+        ]
 
 
 @dataclass(frozen=True)
@@ -353,14 +368,13 @@ class Plan:
         return PlanRecord(self.recipe.model_dump(mode="json"), names, self.measure, ended)
 
 
-def name_child(run: str, values: Values) -> str:
-    """Name a run after its values: RUN-lr0.001-rank8."""
+def name_parts(values: Values) -> dict[str, str]:
+    """Map each key to its part of the name of a run, which is RUN-lr0.001-rank8."""
     ends = [key.rpartition(".")[2] for key in values]
-    parts = [
-        f"{SHORT.get(end, end) if ends.count(end) == 1 else key}{_written(value)}"
+    return {
+        key: f"{SHORT.get(end, end) if ends.count(end) == 1 else key}{_written(value)}"
         for (key, value), end in zip(values.items(), ends, strict=True)
-    ]
-    return name_run(run, *parts)
+    }
 
 
 def as_overrides(values: Values) -> list[str]:

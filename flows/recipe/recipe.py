@@ -26,6 +26,8 @@ from ratchet.flows.recipe.given_examples import Dataset
 from ratchet.flows.recipe.run_recipe import RunRecipe, Teachers
 from ratchet.tasks.algorithm.advantages import ADVANTAGES, find_advantage
 from ratchet.tasks.algorithm.settings import check_source
+from ratchet.tasks.comparison.arms import Examples
+from ratchet.tasks.evaluations import played_means
 from ratchet.tasks.examples.reading import Source
 from ratchet.tasks.recording.scores import headline, is_scored, read_evaluation
 from ratchet.tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, names_checkpoint
@@ -34,6 +36,7 @@ from ratchet.tasks.settings.presets import expand_preset
 from ratchet.tasks.settings.rollouts import Answerer, Evaluation, Judge, PlaceOfRollouts, Rollouts
 from ratchet.tasks.settings.section import Refusals
 from ratchet.tasks.storage.manifest import ByStep
+from ratchet.tasks.storage.names import shard_name
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
 if TYPE_CHECKING:  # they import the SDK, which takes a while
@@ -272,6 +275,12 @@ class Recipe(RunRecipe):
         scores = read_evaluation(run.evaluation(f"{step:05d}"))
         found = headline(scores) if select == "reward" else scores[select].finished
         return found.mean, found.interval
+
+    def read_examples(self, run: RunFolder, step: int, select: str) -> Examples:
+        split = {"reward": "test", "greedy": "greedy"}.get(select)
+        drawn = self.evaluation.drawn_by(self.seed)
+        means = {} if split is None else played_means(run, shard_name(split, step))
+        return {f"{drawn}/{place}": (reward, 1.0) for place, reward in means.items()}
 
     def scored_by(self) -> Iterator[str]:
         if self.algorithm.kl.coefficient > 0:

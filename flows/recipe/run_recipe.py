@@ -14,6 +14,7 @@ from ratchet.adapters.calls import POLICY, Sampling
 from ratchet.adapters.errors import UserError, counted
 from ratchet.adapters.project.hub import locate_dataset
 from ratchet.tasks.algorithm.settings import Settings
+from ratchet.tasks.comparison.arms import Examples
 from ratchet.tasks.examples.reading import Source, choose_teacher, data_files, fill_reads
 from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.settings.algorithm import names_checkpoint
@@ -258,6 +259,12 @@ class RunRecipe(FlowRecipe, ABC):
         """Read what a run has measured of a checkpoint by `select`, and its 95 % interval."""
         found = read_measure(run.measure(step))
         return found.value, found.interval
+
+    def read_examples(self, run: RunFolder, step: int, select: str) -> Examples:
+        """Read the measure of each held-out example; runs that draw others name them otherwise."""
+        drawn = self.evaluation.drawn_by(self.seed)
+        parts = read_measure(run.measure(step)).by_example
+        return {f"{drawn}/{number}": part for number, part in enumerate(parts)}
 
     def scored_by(self) -> Iterator[str]:
         """Yield the keys by which a sampler of the service scores what it has not sampled."""

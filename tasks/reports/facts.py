@@ -137,6 +137,8 @@ class RunCurves:
     """Means of the agent's own measures on held-out examples, by metric and by step."""
     chosen: bool = False
     """Whether it is the run that a sweep has chosen."""
+    arm: str = ""
+    """Arm of a sweep over seeds that it is a run of."""
 
     def of_policy(self, policy: str) -> list[StepMetrics]:
         """Return the metrics of a policy, under their plain names, by step."""

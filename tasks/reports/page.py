@@ -134,23 +134,27 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
     The page of stages or of a sweep shows their runs, with a table.
     """
     records = [read_plan(run) for run in runs]
-    tables = [record.table() for record in records if record.results]
+    tables = [table for record in records for table in record.tables()]
     shown = dict.fromkeys(one for run in runs for one in child_runs(run) or [run])
     chosen = {name for record in records for name in record.chosen()}
-    return write_text(path, render_report([*shown], chosen=chosen, tables=tables))
+    arms = {run: arm.name for record in records for arm in record.arms for run in arm.runs}
+    return write_text(path, render_report([*shown], chosen=chosen, arms=arms, tables=tables))
 
 
 def render_report(
     runs: Sequence[RunFolder],
     frame: str = "layout.html",
     chosen: Collection[str] = (),
+    arms: Mapping[str, str] | None = None,
     **framed: object,
 ) -> str:
     """Render the page of a run, or of several beside each other; `chosen` names the chosen runs.
 
+    `arms` has the arm of each run of a sweep over seeds.
+
     Another `frame` is a template around the page; `framed` are its values.
     """
-    reported = [_read(run, run.name in chosen) for run in runs]
+    reported = [_read(run, run.name in chosen, (arms or {}).get(run.name, "")) for run in runs]
     curves = [one.curves for one in reported]
     moving, constant = plots.split_constant(curves)
     ends = [(run.metrics[0], run.metrics[-1]) if run.metrics else ({}, {}) for run in curves]
@@ -158,6 +162,7 @@ def render_report(
         {"tables": (), **framed},
         frame=frame,
         runs=reported,
+        places=plots.colour_places(curves),
         rewards=[*plots.draw_rewards(curves), *plots.draw_named_rewards(curves)]
         if any(run.plays for run in reported)
         else plots.draw_panels(curves, plots.LEARNT),
@@ -182,7 +187,7 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
     return [(key, values, any(value != values[0] for value in values)) for key, values in rows]
 
 
-def _read(run: RunFolder, chosen: bool) -> ReportedRun:
+def _read(run: RunFolder, chosen: bool, arm: str) -> ReportedRun:
     facts = read_facts(run)
     decode, done = find_decoder(facts.recipe["model"]["base"]), facts.done
     counts = read_counts(run.texts) if is_written(run.texts) else {}
@@ -197,7 +202,7 @@ def _read(run: RunFolder, chosen: bool) -> ReportedRun:
         ]
         return ReportedRun(
             facts,
-            replace(facts.curves(views), chosen=chosen),
+            replace(facts.curves(views), chosen=chosen, arm=arm),
             call_times=call_times.to_arrow_table().to_pylist(),
             costs=[*rows_by_purpose(read_ledger(run))],
             rollouts=marked,

@@ -6,6 +6,7 @@ a variable of the page's style, which has one value for a light and one for a da
 
 import io
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from functools import partial
 from itertools import cycle
 from math import ceil, floor, log10
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import matplotlib as mpl
@@ -97,6 +99,7 @@ class Panel:
         }
 
 
+REWARDS = Panel("reward of a step's rollouts", "reward/mean")
 LEARNT = (
     Panel("loss of a step", "loss"),
     Panel("held-out loss", "test/loss"),
@@ -159,7 +162,7 @@ def split_constant(runs: Sequence[RunCurves]) -> tuple[list[Panel], str]:
     moving: list[Panel] = []
     constant: list[str] = []
     for panel in PANELS:
-        curves = [[*values.values()] for *_, values in _series(runs, panel)]
+        curves = [[*map(fmean, values.values())] for *_, values in _series(runs, panel)]
         if any(len({f"{value:.{DIGITS}g}" for value in curve}) > 1 for curve in curves):
             moving.append(panel)
         elif curves:
@@ -218,15 +221,16 @@ def _time_parts(run: RunCurves) -> list[float]:
 def _draw_reward(runs: Sequence[RunCurves], label: str) -> str:
     with _panel(f"reward, by {label}") as (axes, svg):
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer="updates" in label))
-        for colour, width, run in _lines(runs):
-            along = SCALES[label](run)
-            steps = _spread([step for step, row in enumerate(run.metrics) if "reward/mean" in row])
-            rewards = [run.metrics[step]["reward/mean"] for step in steps]
-            places = [along[step] for step in steps]
-            axes.plot(places, rewards, color=colour, linewidth=width, marker=".")
-            for score in _spread([one for one in run.scores if one.step < len(along)]):
+        for colour, width, own in _arms(runs):
+            places = _join(dict(enumerate(SCALES[label](run))) for run in own)
+            rewards = _join(REWARDS.values(run.metrics) for run in own)
+            steps = _spread([step for step in rewards if step in places])
+            along = [fmean(places[step]) for step in steps]
+            style = {"color": colour, "linewidth": width, "marker": "."}
+            _draw_line(axes, along, [rewards[step] for step in steps], style)
+            for score in _spread([s for run in own for s in run.scores if s.step in places]):
                 axes.errorbar(
-                    along[score.step],
+                    fmean(places[score.step]),
                     score.reward,
                     [[abs(score.reward - bound)] for bound in score.interval or ()] or None,
                     color=colour,
@@ -241,18 +245,22 @@ def _draw_reward(runs: Sequence[RunCurves], label: str) -> str:
 
 def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
     series = _series(runs, panel)
-    measured = [(colour, run.measures.get(panel.metric, {})) for colour, _, run in _lines(runs)]
-    if not any(any(values.values()) for *_, values in (*series, *measured)):
+    measured = [
+        (colour, _join(run.measures.get(panel.metric, {}) for run in own))
+        for colour, _, own in _arms(runs)
+    ]
+    drawn = [of_step for *_, values in (*series, *measured) for of_step in values.values()]
+    found = [value for of_step in drawn for value in of_step]
+    if not any(found):
         return None
     with _panel(panel.title) as (axes, svg):
         for colour, width, dashes, values in series:
-            style = {"color": colour, "linewidth": width, "linestyle": dashes}
+            style = {"color": colour, "linewidth": width, "linestyle": dashes, "marker": "."}
             steps = _spread([*values])
-            axes.plot(steps, [values[step] for step in steps], **style, marker=".")
+            _draw_line(axes, steps, [values[step] for step in steps], style)
         for colour, values in measured:
-            axes.plot([*values], [*values.values()], "o", color=colour, markersize=5)
+            axes.plot([*values], [*map(fmean, values.values())], "o", color=colour, markersize=5)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer=True))
-        found = [value for *_, values in (*series, *measured) for value in values.values()]
         if panel.logarithmic and min(found) > 0:
             axes.set_yscale("log")
             axes.set_ylim(10 ** floor(log10(min(found))), 10 ** ceil(log10(max(found))))
@@ -268,22 +276,50 @@ def _spread(values: Sequence[Any]) -> list[Any]:
     return [*values[: -1 : 1 + len(values) // MOST_POINTS], *values[-1:]]
 
 
-def _lines(runs: Sequence[RunCurves]) -> Iterator[tuple[str, float, RunCurves]]:
-    """Yield the colour and the width of each run's lines."""
-    for colour, run in zip(cycle(SERIES), runs, strict=False):
-        yield colour, WIDTHS[run.chosen], run
+def colour_places(runs: Sequence[RunCurves]) -> list[int]:
+    """Return the number of each run's colour, which the runs of an arm share."""
+    places: dict[str, int] = {}
+    return [places.setdefault(run.arm or run.name, len(places)) for run in runs]
+
+
+def _arms(runs: Sequence[RunCurves]) -> Iterator[tuple[str, float, list[RunCurves]]]:
+    """Yield the colour, the width and the runs of each line; a run of no arm has its own."""
+    of_line = defaultdict[int, list[RunCurves]](list)
+    for place, run in zip(colour_places(runs), runs, strict=True):
+        of_line[place].append(run)
+    for place, own in of_line.items():
+        yield SERIES[place % COLOURS], WIDTHS[any(run.chosen for run in own)], own
 
 
 def _series(
     runs: Sequence[RunCurves], panel: Panel
-) -> list[tuple[str, float, str, dict[int, float]]]:
+) -> list[tuple[str, float, str, dict[int, list[float]]]]:
     """Return the line and the values by step of each policy that has any."""
     return [
         (colour, width, dashes, values)
-        for colour, width, run in _lines(runs)
-        for dashes, policy in zip(cycle(DASHES), run.policies, strict=False)
-        if (values := panel.values(run.of_policy(policy)))
+        for colour, width, own in _arms(runs)
+        for dashes, policy in zip(cycle(DASHES), own[0].policies, strict=False)
+        if (values := _join(panel.values(run.of_policy(policy)) for run in own))
     ]
+
+
+def _join(runs: Iterable[Mapping[int, float]]) -> dict[int, list[float]]:
+    """Return the values of all runs at each step."""
+    joined = defaultdict[int, list[float]](list)
+    for values in runs:
+        for step, value in values.items():
+            joined[step].append(value)
+    return dict(sorted(joined.items()))
+
+
+def _draw_line(
+    axes: Axes, places: Sequence[float], values: Sequence[Sequence[float]], style: dict[str, Any]
+) -> None:
+    """Draw the means of an arm's runs, with a band from the lowest to the highest of several."""
+    axes.plot(places, [*map(fmean, values)], **style)
+    if any(len(of_step) > 1 for of_step in values):
+        bounds = [*map(min, values)], [*map(max, values)]
+        axes.fill_between(places, *bounds, color=style["color"], alpha=0.18, lw=0)
 
 
 @contextmanager

@@ -153,10 +153,10 @@ class HeldOut(Section):
     """Held-out examples, the first of the test split in a seeded order; all if it has fewer."""
 
     seed: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    """Seed of that order; by default the run's."""
+    """Seed of that order, and of what is sampled for these examples; by default the run's."""
 
     def drawn_by(self, seed: int) -> int:
-        """Return the seed of the order, of a run that has a seed."""
+        """Return the seed of evaluations, of a run that has a seed."""
         return seed if self.seed is None else self.seed
 
     def due(self, step: int, steps: int) -> bool:

@@ -17,6 +17,7 @@ class ChildResult:
 
     The line of a stage has its name, where its weights started, and what its own run has measured
     on `held_out` examples, in words. The first line of stages may be of the weights before them.
+    The runs of an `arm` of a sweep differ by their `seed` alone.
     """
 
     run: str
@@ -28,6 +29,27 @@ class ChildResult:
     interval: tuple[float, float] | None = None
     chosen: bool = False
     error: str = ""
+    arm: str = ""
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs of a sweep that differ by their seed alone: the mean of what those that ended measure.
+
+    `difference` is from the first arm, `paired` by seed and example. `interval` and `within` hold
+    them with 95 % confidence: for other examples, and from three seeds on for other seeds.
+    """
+
+    name: str
+    runs: Sequence[str]
+    seeds: int
+    mean: float | None = None
+    interval: tuple[float, float] | None = None
+    difference: float | None = None
+    within: tuple[float, float] | None = None
+    paired: bool = False
+    chosen: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,10 +60,25 @@ class PlanRecord:
     runs: Sequence[str]
     measure: str
     results: Sequence[ChildResult] = ()
+    arms: Sequence[Arm] = ()
 
     def chosen(self) -> list[str]:
         """Return the name of the run that was chosen, if one was."""
         return [one.run for one in self.results if one.chosen]
+
+    def tables(self) -> list[Table]:
+        """Return the tables of the arms, if there are any, and of the results."""
+        made = (self.arms, self._of_arms), (self.results, self.table)
+        return [make() for rows, make in made if rows]
+
+    def _of_arms(self) -> Table:
+        rows: list[list[object]] = []
+        for one in self.arms:
+            came_to = [one.mean, _written(one.interval), one.difference, _written(one.within)]
+            seeds, chosen = f"{one.seeds} of {len(one.runs)}", "best" if one.chosen else None
+            rows.append([one.name, seeds, *came_to, chosen])
+        names = ("arm", "seeds", self.measure, "95 % interval", f"less {self.arms[0].name}")
+        return (*names, "its 95 % interval", "chosen"), rows
 
     def table(self) -> Table:
         """Return the results as a table of the columns that have a value in any row."""
@@ -49,13 +86,16 @@ class PlanRecord:
         names += ("95 % interval", "chosen", "error")
         rows: list[list[object]] = []
         for one in self.results:
-            interval = " to ".join(f"{bound:.3g}" for bound in one.interval or ())
             held_out = one.held_out.removeprefix("held-out ").partition(" in ")[0]
             where = [one.stage or None, one.run, one.step, one.start or None, held_out or None]
-            came_to = [one.measured, interval or None, "best" if one.chosen else None]
+            came_to = [one.measured, _written(one.interval), "best" if one.chosen else None]
             rows.append([*where, *came_to, one.error or None])
         kept = [at for at in range(len(names)) if any(row[at] is not None for row in rows)]
         return [names[at] for at in kept], [[row[at] for at in kept] for row in rows]
+
+
+def _written(interval: tuple[float, float] | None) -> str | None:
+    return " to ".join(f"{bound:.3g}" for bound in interval) if interval else None
 
 
 def write_plan(run: RunFolder, record: PlanRecord) -> None:
@@ -82,7 +122,9 @@ def read_plan(run: RunFolder) -> PlanRecord:
     if not has_plan(run):
         return PlanRecord({}, (), "")
     values = read_json(run.stages)
-    return PlanRecord(**{**values, "results": [ChildResult(**row) for row in values["results"]]})
+    results = [ChildResult(**row) for row in values["results"]]
+    arms = [Arm(**row) for row in values.get("arms", ())]
+    return PlanRecord(**{**values, "results": results, "arms": arms})
 
 
 def child_runs(run: RunFolder, first: int = 0) -> list[RunFolder]:

@@ -152,7 +152,8 @@ def publish_stages(run: RunFolder) -> None:
     write_run_report(run)
 
     def describe() -> str:
-        return f"{markdown_table(*read_plan(run).table())}\n[report]({run.report})"
+        tables = [markdown_table(*table) for table in read_plan(run).tables()]
+        return "\n\n".join([*tables, f"[report]({run.report})"])
 
     words = f"What the runs of {run.name} have come to"
     publish_beside(UI_NAME, partial(_create_markdown, run, "stages", describe, words))

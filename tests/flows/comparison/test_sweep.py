@@ -7,7 +7,7 @@ import pytest
 
 from ratchet.adapters.errors import UserError
 from ratchet.flows.recipe.loading import changed_recipe, swept_recipe
-from ratchet.flows.recipe.plan import SweepRecipe, as_overrides, name_child
+from ratchet.flows.recipe.plan import SweepRecipe, as_overrides, name_parts
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.stages import PlanSummary
 from ratchet.flows.sweep import check_sweep, choose, sweep
@@ -102,8 +102,12 @@ def test_seeds_with_one_seed_of_evaluations_are_measured_on_the_same_examples(
     fixed = {"evaluation": {"seed": 3, "examples": 4, "greedy": False}, "steps": 1}
     summary = sweep(made(base=BASE | fixed, grid={"seed": [0, 1]}), run="seeds")
     assert [one.error for one in summary.results] == ["", ""]
-    drawn = [run.shard("test-00001").read_text() for run in child_runs(folder_of("seeds"))]
+    runs = child_runs(folder_of("seeds"))
+    drawn = [run.shard("test-00001").read_text() for run in runs]
     assert drawn[0] == drawn[1]
+    before, again = (run.evaluation("00000").read_bytes() for run in runs)
+    assert before == again  # untrained weights, sampled with one seed
+    assert [arm.seeds for arm in summary.arms] == [2]
 
 
 def made(**values: Any) -> SweepRecipe:
@@ -112,11 +116,11 @@ def made(**values: Any) -> SweepRecipe:
 
 def test_names_say_the_values_and_a_grid_has_every_combination() -> None:
     recipe = made(grid={"optimizer.learning_rate": [0.001, 1e-5], "model.lora_rank": [8, 16]})
-    assert [name_child("x", values) for values in recipe.values()] == [
+    assert ["-".join(["x", *parts.values()]) for parts, _ in recipe.variants()] == [
         *("x-lr0.001-rank8", "x-lr0.001-rank16", "x-lr1e-05-rank8", "x-lr1e-05-rank16")
     ]
     both = {"checkpoints.every": 2, "evaluation.every": 3, "algorithm.loss": "ppo"}
-    assert name_child("x", both) == "x-checkpoints.every2-evaluation.every3-lossppo"
+    assert [*name_parts(both).values()] == ["checkpoints.every2", "evaluation.every3", "lossppo"]
 
 
 def test_keys_that_are_given_several_values_make_a_grid_of_a_recipe(tmp_path: Path) -> None:
@@ -132,8 +136,11 @@ def test_keys_that_are_given_several_values_make_a_grid_of_a_recipe(tmp_path: Pa
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, "values are given by nothing; give one of grid, listed"),
-        ({"grid": {"steps": [2]}, "listed": [{"steps": 3}]}, "given by grid and listed; give"),
+        ({}, "values are given by nothing; give grid, listed or both"),
+        (
+            {"grid": {"steps": [2]}, "listed": [{"steps": 3}]},
+            "in grid and in listed; give it once",
+        ),
         ({"grid": {"steps": []}}, "grid: steps has no value"),
         ({"base": None, "grid": {"steps": [2]}}, "give base or replay"),
         ({"grid": {"stepz": [2, 3]}}, "x-stepz2: a recipe has no key 'stepz'; did you mean 'st"),
