@@ -121,6 +121,7 @@ def _why_kept(one: Bundle, promoted: Mapping[str, str]) -> str:
             return f"{run.name} is open"
         if run.name in promoted:
             return f"{run.name} has the checkpoint {promoted[run.name]}"
-        if not run.engine.exists() and run.checkpoints(POLICY).exists():
+        saved = run.checkpoints(POLICY).exists()
+        if saved and not run.fetched(whole=True).engine.exists():
             return f"{run.name} has checkpoints on a service, which would stay there"
     return ""

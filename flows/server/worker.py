@@ -66,7 +66,7 @@ async def _run_where_its_code_is(
     """Run a flow run in its deployment's folder, or crash it in a sentence where there is none."""
     deployment = await worker.client.read_deployment(cast(Any, flow_run.deployment_id))
     own = Path(configuration.working_dir or Path.cwd())
-    folder = code_folder(deployment.pull_steps or (), own)
+    folder = _code_folder(deployment.pull_steps or (), own)
     if folder is None or folder.is_dir():
         if folder is not None:
             configuration.working_dir = own
@@ -82,7 +82,7 @@ async def _run_where_its_code_is(
     return ProcessWorkerResult(status_code=0, identifier="")
 
 
-def code_folder(steps: Sequence[Mapping[str, Any]], own: Path) -> Path | None:
+def _code_folder(steps: Sequence[Mapping[str, Any]], own: Path) -> Path | None:
     """Return the folder that the first pull step names, seen from a worker's own; None if none."""
     match steps:
         case [{**step}, *_] if IN_FOLDER in step and "{{" not in step[IN_FOLDER]["directory"]:
