@@ -16,7 +16,7 @@ from statistics import fmean
 
 from benchmarks.measuring import describe_machine, format_table
 from ratchet.flows.recipe.loading import named_recipe
-from ratchet.flows.recipe.plan import SweepRecipe, name_child
+from ratchet.flows.recipe.plan import SweepRecipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.sweep import sweep
 from ratchet.tasks.recording.step_log import read_metrics
@@ -29,8 +29,9 @@ COLUMNS = ("advantage", "sampled anew", "of each seed", "rank", "replayed", "of 
 
 @dataclass(frozen=True)
 class Swept:
-    """A sweep: the held-out reward of each run, the tokens that it trains on, and its seconds."""
+    """A sweep: its runs, the held-out reward of each, the tokens they train on, and its seconds."""
 
+    runs: tuple[str, ...]
     rewards: tuple[float, ...]
     tokens: int
     """Tokens that were sampled for the sweep alone, to be trained on."""
@@ -47,7 +48,8 @@ def train(
     seconds = time.monotonic() - begun
     rows = [row for one in results for row in read_metrics(folder_of(one.run).metrics)]
     tokens = 0 if replayed else sum(int(row["tokens/sampled"]) for row in rows)
-    return Swept(tuple(_measured(one.measured, one.error) for one in results), tokens, seconds)
+    rewards = tuple(_measured(one.measured, one.error) for one in results)
+    return Swept(tuple(one.run for one in results), rewards, tokens, seconds)
 
 
 def _measured(reward: float | None, error: str) -> float:
@@ -59,8 +61,7 @@ def compare(advantages: Sequence[str], seed: int, settings: Sequence[str]) -> tu
     """Train both sweeps by a seed: the one that is sampled anew, and the one of replays."""
     recipe = named_recipe("hello", [*settings, f"seed={seed}"], RunRecipe)
     anew = train(recipe, advantages, f"anew-{seed}")
-    replayed = name_child(f"anew-{seed}", {KEY: advantages[0]})
-    return anew, train(recipe, advantages, f"replays-{seed}", replayed)
+    return anew, train(recipe, advantages, f"replays-{seed}", anew.runs[0])
 
 
 def describe(advantages: Sequence[str], by_seed: Sequence[tuple[Swept, Swept]]) -> str:
