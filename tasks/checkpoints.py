@@ -118,7 +118,7 @@ class Ledger:
         kept = dict.fromkeys(checkpoint.step for checkpoint in self.checkpoints())
         if self.is_deleted(step):
             there = ", ".join(map(str, kept))
-            return f"checkpoint {step} no more, since checkpoints.keep deleted it; it keeps {there}"
+            return f"checkpoint {step} no more, since it was deleted; it keeps {there}"
         return f"no checkpoint {step}; it has {f'0 to {self.last_step()}' if kept else 'none'}"
 
     def find(self, step: int) -> Checkpoint | None:

@@ -26,6 +26,7 @@ from ratchet.adapters.diagnosis.bench import (
 )
 from ratchet.adapters.errors import PassingError
 from ratchet.adapters.tinker.costs import Work
+from ratchet.adapters.tinker.engines import HOSTED
 from ratchet.adapters.tinker.live_policy import apart
 from ratchet.adapters.tinker.service import (
     SDK_ERRORS,
@@ -59,8 +60,6 @@ AWAY = [-1.0] * len(TARGETS)
 END_SECONDS = 5.0
 OTHER_PARTS = (LookupError, ValueError, TypeError)
 """Errors of a probe whose answers have other parts than such answers have."""
-HOSTED = "hosted Tinker"
-"""What a diagnosis calls the service that the SDK knows by itself."""
 
 
 @dataclass(frozen=True)

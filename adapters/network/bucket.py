@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from threading import Event
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -25,6 +26,8 @@ from ratchet.adapters.network.addresses import DIRECT, ENDPOINTS
 READER_SECONDS = 20.0
 """Time in which a reader's request is tried again."""
 LONGEST_PAUSE = 10.0
+UNNAMED_SECONDS = 86_400.0
+"""Time that a process has to put an index with the objects that it has put before."""
 LIMITS = {"timeout": "300 seconds", "connect_timeout": "5 seconds"}
 """Limits of a request, which may carry an engine's weights."""
 SCHEMES = ("s3", "gs", "az", "abfss")
@@ -84,9 +87,17 @@ class Bucket:
             return None
 
     def add(self, key: str, data: bytes) -> None:
-        """Put an object that is named after its bytes, unless it is there."""
-        with suppress(refusals.AlreadyExistsError):
-            self._ask(lambda: obstore.put(self.store, key, data, mode="create"))
+        """Put an object that is named after its bytes, also in place of itself: it is new then."""
+        self._ask(lambda: obstore.put(self.store, key, data))
+
+    def remove_old(self, key: str) -> bool:
+        """Remove an object that no index names, unless it is new; return whether it was."""
+        with suppress(FileNotFoundError):
+            found = self._ask(lambda: obstore.head(self.store, key))
+            if (datetime.now(UTC) - found["last_modified"]).total_seconds() > UNNAMED_SECONDS:
+                self._ask(lambda: obstore.delete(self.store, key))
+                return True
+        return False
 
     def replace(self, key: str, data: bytes, version: Version | None) -> Version:
         """Put an object in place of its `version`, or where there is none; return its new version.
@@ -106,6 +117,11 @@ class Bucket:
         """Map the keys directly below a folder to a tag that changes with the object."""
         found = self._ask(lambda: obstore.list_with_delimiter(self.store, f"{folder}/"))
         return {one["path"]: one["e_tag"] or "" for one in found["objects"]}
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Map the keys anywhere below a folder to the objects' bytes."""
+        pages = self._ask(lambda: [*obstore.list(self.store, f"{folder}/")])
+        return {one["path"]: one["size"] for page in pages for one in page}
 
     def _ask(self, request: Callable[[], T]) -> T:
         """Return the answer of a request, which is tried again while none comes."""

@@ -5,7 +5,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +20,8 @@ from ratchet.adapters.tinker.known_models import KNOWN
 from ratchet.durable.files import sha256_of, unsealed
 
 LOCAL = "local/"
+HOSTED = "hosted Tinker"
+"""What the service is called that the SDK knows by itself."""
 LOG = "engine.log"
 STATE_LOCK = "lock"
 ENGINE_CLOSING_SECONDS = 5
@@ -100,6 +102,11 @@ def needs_engine(base_model: str) -> bool:
         return False
     hosted = os.environ.get("TINKER_API_KEY") or os.environ.get("TINKER_CREDENTIAL_CMD")
     return base_model.startswith(LOCAL) or base_model in KNOWN or not hosted
+
+
+def service_url() -> str:
+    """Return the address of the service that the environment names."""
+    return os.environ.get("TINKER_BASE_URL") or HOSTED
 
 
 def check_key() -> None:
@@ -236,6 +243,13 @@ def saved_files(state: Path, sampler: str = "") -> list[Path]:
 def weights_record(state: Path, address: str) -> Path:
     """Return the file in which an engine records the weights of a tinker:// path."""
     return state / "checkpoints" / f"{address.removeprefix('tinker://')}.json"
+
+
+def files_of(files: Iterable[str], address: str) -> list[str]:
+    """List those of some files of a run that an engine has of the weights of a tinker:// path."""
+    key = address.removeprefix("tinker://")
+    record, tensors = f"engine/checkpoints/{key}.json", f"engine/tensors/{key}."
+    return [path for path in files if path == record or path.startswith(tensors)]
 
 
 def damaged_weights(state: Path, address: str) -> list[Path]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -14,9 +14,10 @@ from ratchet.adapters.errors import listed
 from ratchet.adapters.tinker.live_policy import LoraSpec
 from ratchet.adapters.tinker.service import Service, ServiceBroken, ServiceFailed, ServiceRefused
 from ratchet.flows.checkpoints.binding import check_state, find_start
+from ratchet.flows.recipe.loading import read_recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.flows.recipe.service_needs import may_offer, tolerance_of
-from ratchet.tasks.checkpoints import Ledger, policy_version
+from ratchet.tasks.checkpoints import Checkpoint, Ledger, policy_version
 from ratchet.tasks.comparison.promotions import read_promotions
 from ratchet.tasks.recovery.recorded_steps import RecordedSteps, TrainedPolicy
 from ratchet.tasks.reports.facts import read_facts
@@ -66,27 +67,36 @@ class Retention:
     run: RunFolder
     recipe: RunRecipe
     newest: int
+    others: Sequence[Manifest] = ()
+    """Manifests of all runs, if they are read already."""
 
-    def delete_unneeded(self, ledger: Ledger, service: Service) -> None:
-        """Delete a policy's checkpoints that nothing needs, here and on the service.
+    def unneeded(self, ledger: Ledger) -> list[Checkpoint]:
+        """List a policy's checkpoints that nothing needs.
 
-        Nothing is deleted before there is a new training state to rebuild from. What the service
-        fails to delete, or a killed process has not deleted, is deleted by the next call.
+        There are none before there is a new training state to rebuild from.
         """
         newest = ledger.find(ledger.last_step())
         if newest is None or newest.state is None:
-            return
+            return []
+        needed = self._needed(ledger)
+        return [one for one in ledger.checkpoints() if one.step not in needed]
+
+    def delete_unneeded(self, ledger: Ledger, delete: Callable[[str], object]) -> None:
+        """Delete a policy's checkpoints that nothing needs, here and by a service's `delete`.
+
+        What the service fails to delete, or a killed process has not deleted, is deleted by the
+        next call.
+        """
         try:
-            needed = self._needed(ledger)
+            for step in sorted({one.step for one in self.unneeded(ledger)}):
+                ledger.delete(step)
         except Damaged as error:
             log.warning("%s. Checkpoints that nothing needs are kept", error)
             return
-        for step in sorted({checkpoint.step for checkpoint in ledger.checkpoints()} - needed):
-            ledger.delete(step)
         for step, saved in ledger.condemned().items():
             try:
                 for path in {path for one in saved for path in one.paths}:
-                    service.delete(path)
+                    delete(path)
             except (ServiceFailed, ServiceRefused) as error:
                 log.warning("%s. Checkpoint %d is deleted with the next ones", error, step)
                 return
@@ -95,10 +105,7 @@ class Retention:
     def _needed(self, ledger: Ledger) -> set[int]:
         last = ledger.last_step()
         oldest = max(last - self.newest + 1, 0)
-        others: list[Manifest] = []
-        for run in all_runs():
-            with suppress(RunError):  # a run of another format
-                others.append(read_manifest(run))
+        others = self.others or all_manifests()
         parents = (parent for other in others for parent in _forked(other))
         rebuilt = {oldest, *(one["step"] for one in parents if one["run"] == self.run.name)}
         needed = {0, *range(oldest, last + 1), *rebuilt, *_named(self.run, others)}
@@ -107,6 +114,25 @@ class Retention:
         for step in range(oldest, self.recipe.steps + 1):
             needed.update(self.recipe.earlier(step).values())  # opponents of steps to come
         return needed | {saved.step for step in rebuilt for saved in ledger.states(step)[:1]}
+
+
+def all_manifests() -> list[Manifest]:
+    """Read the manifests of all runs, but those of another format."""
+    found: list[Manifest] = []
+    for run in all_runs():
+        with suppress(RunError):
+            found.append(read_manifest(run))
+    return found
+
+
+def spare_rule(run: RunFolder, others: Sequence[Manifest]) -> Retention:
+    """Return the rule by which all but the best and the newest checkpoints of a run may go.
+
+    A run that has stopped goes on from as many as it has lag.
+    """
+    recipe = read_recipe(run, RunRecipe)
+    stopped = read_facts(run).done < run.steps_of(recipe.steps)
+    return Retention(run, recipe, recipe.lag + SPARE_CHECKPOINTS if stopped else 1, others)
 
 
 def _named(run: RunFolder, others: Sequence[Manifest]) -> Iterator[int]:
@@ -164,7 +190,7 @@ class RunPolicies:
         """Delete the checkpoints that nothing needs any more, if the run does not keep all."""
         if self._retention is not None:
             for policy in self:
-                self._retention.delete_unneeded(policy.ledger, service)
+                self._retention.delete_unneeded(policy.ledger, service.delete)
 
     def earlier(self, steps: Mapping[str, int]) -> Mapping[str, Policy]:
         """Map each other name to the main policy after its number of updates."""

@@ -7,7 +7,7 @@ import logging
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,14 +56,9 @@ def open_weights(weights: Weights) -> Iterator[tuple["Service", "PatientSampler"
 
     If the service has lost a checkpoint, its weights are made again, and the run notes that.
     """
-    from ratchet.adapters.tinker.service import connect
-
     base = weights.model.base
     if weights.run is None:
-        with (
-            TemporaryDirectory() as state,
-            connect(base, Path(state), ServicePatience().timeout_seconds) as service,
-        ):
+        with TemporaryDirectory() as state, connect_to(base, Path(state)) as service:
             yield service, service.base_sampler(base)
         return
     with open_checkpoints_of(weights.run, to_serve=True) as (service, updater_of):
@@ -75,7 +70,6 @@ def open_checkpoints_of(
     run: RunFolder, *, to_serve: bool = False
 ) -> Iterator[tuple["Service", Callable[[str], "PolicyUpdater"]]]:
     """Open a run for its checkpoints; yield its service, and the updater of a policy by name."""
-    from ratchet.adapters.tinker.service import connect
     from ratchet.flows.checkpoints.policies import policy_updater
 
     recipe, parent = read_recipe(run), parent_of(run)
@@ -83,7 +77,7 @@ def open_checkpoints_of(
     mine = RunFolder.refuse_elsewhere
     with (
         bind_run(run.name, values, recipe.fingerprint(), None, mine, to_serve=to_serve) as folder,
-        connect(recipe.model.base, folder.engine, recipe.service.timeout_seconds) as service,
+        connect_to(recipe.model.base, folder.engine, recipe.service.timeout_seconds) as service,
     ):
         recipes = read_lineage(folder, recipe)
         yield (
@@ -92,6 +86,15 @@ def open_checkpoints_of(
                 recipe, recipes, folder, service, policy, on_policy=on_policy
             ),
         )
+
+
+def connect_to(
+    base: str, state: Path, patience: float = ServicePatience().timeout_seconds, *log: WorkLog
+) -> AbstractContextManager["Service"]:
+    """Connect to the service of a base model, by a library that takes a second to import."""
+    from ratchet.adapters.tinker.service import connect
+
+    return connect(base, state, patience, *log)
 
 
 def serve_until(closed: Event, service: "Service") -> None:
@@ -168,9 +171,7 @@ def _make_again(name: str, bound: BoundCheckpoint, policy: str) -> None:
 @contextmanager
 def connect_run(recipe: RunRecipe, folder: RunFolder) -> Iterator["Service"]:
     """Yield the service of a run; its own engine has the weights to which the run is bound."""
-    from ratchet.adapters.tinker.service import connect
-
     carry_weights(recipe, folder, make_whole)
     patience = recipe.service.timeout_seconds
-    with connect(recipe.model.base, folder.engine, patience, WorkLog(folder)) as service:
+    with connect_to(recipe.model.base, folder.engine, patience, WorkLog(folder)) as service:
         yield service

@@ -1,21 +1,35 @@
-"""The command that names the runs which nobody needs, and removes them if it is told."""
+"""The command that names the runs or checkpoints which nobody needs, and removes them if told."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Annotated
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError, counted
 from ratchet.adapters.process.terminal import show
+from ratchet.adapters.tinker.engines import files_of, needs_engine, service_url
+from ratchet.flows.checkpoints.serving import connect_to
+from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.comparison.promotions import read_promotions
 from ratchet.tasks.reports.facts import RunFacts
-from ratchet.tasks.storage.files import read_json
+from ratchet.tasks.storage.files import is_written, read_json
+from ratchet.tasks.storage.manifest import ancestors, recipe_of
 from ratchet.tasks.storage.plan_record import all_plans, child_runs
-from ratchet.tasks.storage.run_folder import RunFolder, all_runs, remove_leftovers
+from ratchet.tasks.storage.run_folder import (
+    RunError,
+    RunFolder,
+    all_runs,
+    folder_of,
+    remove_leftovers,
+)
+
+if TYPE_CHECKING:
+    from ratchet.flows.checkpoints.policies import Retention
 
 
 def prune(
@@ -25,27 +39,120 @@ def prune(
     failed: Annotated[
         bool, typer.Option("--failed", help="Only runs that have stopped before their last step.")
     ] = False,
+    checkpoints: Annotated[
+        bool,
+        typer.Option("--checkpoints", help="No runs, but their checkpoints that nothing needs."),
+    ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", help="Remove them; without it they are only named.")
     ] = False,
 ) -> None:
-    if older is None and not failed:
-        raise UserError("no rule chooses runs to remove; give --older DAYS, --failed, or both")
+    if older is None and not failed and not checkpoints:
+        raise UserError(
+            "no rule chooses what to remove; give --older DAYS, --failed, --checkpoints, or several"
+        )
     before = datetime.now(UTC) - timedelta(days=older or 0)
     units = find_units()
     chosen = [one for one in units if one.begun < before and (one.has_stopped or not failed)]
+    many, size = (_spare_checkpoints if checkpoints else _remove_runs)(units, chosen, yes=yes)
+    said = "removed" if yes else "to be removed; --yes removes them"
+    show(f"{counted(many, 'checkpoint' if checkpoints else 'run')}, {size / 1e6:,.1f} MB: {said}")
+    objects, size = remove_leftovers() if yes else (0, 0)
+    if objects:
+        show(f"{counted(objects, 'object')} of the store, {size / 1e6:,.1f} MB: removed")
+
+
+def _remove_runs(
+    units: Sequence["Bundle"], chosen: Sequence["Bundle"], *, yes: bool
+) -> tuple[int, int]:
+    """Name runs, and remove those that need not stay if it is `yes`; count them and their bytes."""
     kept = find_kept(units, chosen)
     removed = [one for one in chosen if one.name not in kept]
     for one in chosen:
         why = f"kept, {kept[one.name]}" if one.name in kept else f"{one.size / 1e6:,.1f} MB"
         show(f"{one.name}: {why}")
-    if yes:
-        remove_leftovers()
-        for run in (run for one in removed for run in one.runs):
-            run.delete()
-    size = sum(one.size for one in removed) / 1e6
-    said = "removed" if yes else "to be removed; --yes removes them"
-    show(f"{counted(len(removed), 'run')}, {size:,.1f} MB: {said}")
+    total = sum(one.size for one in removed)
+    for run in (run for one in removed for run in one.runs if yes):
+        if not run.engine_files() and (mine := _saved(run)):
+            parents = map(folder_of, ancestors(run))
+            shared = {path for parent in parents for path in _saved(parent)}
+            with _deleting(run) as delete:
+                for path in sorted(mine - shared):
+                    delete(path)
+        run.delete()
+    return len(removed), total
+
+
+def _spare_checkpoints(
+    units: Sequence["Bundle"], chosen: Sequence["Bundle"], *, yes: bool
+) -> tuple[int, int]:
+    """Name checkpoints that nothing needs, and delete them if it is `yes`; count them and bytes."""
+    from ratchet.flows.checkpoints.policies import all_manifests, spare_rule  # imports the SDK
+
+    manifests, many, total = all_manifests() if units else [], 0, 0
+    for run in (run for one in chosen for run in one.trained):
+        try:
+            rule = spare_rule(run, manifests)
+            spared = [one for own in _ledgers(run) for one in rule.unneeded(own)]
+            _check_free(run)
+        except UserError as error:
+            show(f"{run.name}: kept, {error}")
+            continue
+        if spared:
+            files, paths = run.engine_files(), {path for one in spared for path in one.paths}
+            size = sum(files[name] for path in paths for name in files_of(files, path))
+            named = ", ".join(map(str, sorted({one.step for one in spared})))
+            show(f"{run.name}: checkpoints {named}, {size / 1e6:,.1f} MB")
+            many, total = many + len(spared), total + size
+        if yes and (spared or any(own.condemned() for own in _ledgers(run))):
+            _delete_spared(rule)
+    return many, total
+
+
+def _delete_spared(rule: "Retention") -> None:
+    """Delete the checkpoints of a run that a rule does not keep."""
+    with rule.run.locked(), rule.run.stored(whole=False) as put:
+        rule.run.refuse_elsewhere()
+        owned = rule.run.take_over()
+        put()
+        with _deleting(owned) as delete:
+            for name in owned.policies():
+                rule.delete_unneeded(Ledger(owned.checkpoints(name), owned.ownership), delete)
+
+
+@contextmanager
+def _deleting(run: RunFolder) -> Iterator[Callable[[str], object]]:
+    """Yield what deletes weights by their address: in a run's engine, or on its service."""
+    if files := run.engine_files():
+        yield lambda address: run.remove_files(files_of(files, address))
+        return
+    with connect_to(recipe_of(run)["model"]["base"], run.engine) as service:
+        yield service.delete
+
+
+def _saved(run: RunFolder) -> set[str]:
+    """Return the addresses of all weights that a run has saved and not deleted."""
+    kept = [[*own.checkpoints(), *chain(*own.condemned().values())] for own in _ledgers(run)]
+    return {path for one in chain(*kept) for path in one.paths}
+
+
+def _ledgers(run: RunFolder) -> list[Ledger]:
+    return [Ledger(run.checkpoints(name)) for name in run.policies()]
+
+
+def _check_free(run: RunFolder) -> None:
+    """Refuse (UserError) to delete from a run that is open, or whose weights are out of reach."""
+    if run.is_open():
+        raise RunError(f"{run.name} is open")
+    run.refuse_elsewhere()
+    if run.engine_files() or not _saved(run):
+        return
+    at = read_json(run.service)["url"] if is_written(run.service) else "a service"
+    if at != service_url() or needs_engine(recipe_of(run)["model"]["base"]):
+        raise RunError(
+            f"{run.name} has checkpoints on {at}, which the environment does not name; set "
+            "TINKER_BASE_URL or TINKER_API_KEY"
+        )
 
 
 @dataclass(frozen=True)
@@ -117,11 +224,10 @@ def find_kept(units: Sequence[Bundle], chosen: Sequence[Bundle]) -> dict[str, st
 
 def _why_kept(one: Bundle, promoted: Mapping[str, str]) -> str:
     for run in one.trained:
-        if run.is_open():
-            return f"{run.name} is open"
         if run.name in promoted:
             return f"{run.name} has the checkpoint {promoted[run.name]}"
-        saved = run.checkpoints(POLICY).exists()
-        if saved and not run.fetched(whole=True).engine.exists():
-            return f"{run.name} has checkpoints on a service, which would stay there"
+        try:
+            _check_free(run)
+        except UserError as error:
+            return str(error)
     return ""

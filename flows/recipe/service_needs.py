@@ -14,8 +14,9 @@ from typing import Any
 import tinker
 
 from ratchet.adapters.diagnosis.bench import ROUGH, Finding
-from ratchet.adapters.diagnosis.probes import HOSTED, TITLES, Diagnosis, examine
+from ratchet.adapters.diagnosis.probes import TITLES, Diagnosis, examine
 from ratchet.adapters.errors import UserError, counted
+from ratchet.adapters.tinker.engines import service_url
 from ratchet.adapters.tinker.service import Service, ServiceRefused, connect
 from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.run_recipe import FlowRecipe, RunRecipe
@@ -237,8 +238,7 @@ def _asked(recipe: RunRecipe) -> set[str]:
 
 def _key(recipe: RunRecipe) -> tuple[str, str, str]:
     """Return what findings are of; the address is not that of a bridge, which each start has."""
-    url = os.environ.get("TINKER_BASE_URL") or HOSTED
-    return url, recipe.model.base, tinker.__version__
+    return service_url(), recipe.model.base, tinker.__version__
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """A run in an object store: its files under their checksums, and an index that names them.
 
 A run is played and read in a folder of this machine, which is a copy of what the store has. Objects
-are never overwritten but the index, which is replaced only if it is what this process has put or
-read last. So the indices of a run are one history, and a process whose run another machine has
-taken over can put nothing more.
+never change but the index, which is replaced only if it is what this process has put or read last.
+So the indices of a run are one history, and a process whose run another machine has taken over can
+put nothing more.
 """
 
 import logging
@@ -89,6 +89,8 @@ class Mirror:
         self._key = f"runs/{folder.relative_to(root).as_posix()}.json"
         self._version: Version | None = None
         self._synced = Synced()
+        self._apart = set[str]()
+        """Files of the index that are not brought here, and stay in it."""
         self._owns = False
         self._next: Future[None] | None = None
         self._closing = Event()
@@ -110,15 +112,24 @@ class Mirror:
             self._synced = Synced.model_validate_json(file.read_bytes())
         if known is not None and known == self._synced.tag:
             return
-        if found := self._bucket.get(self._key):
-            self._version = found[1]
-            self.index = _read_index(found[0], self._key)
-            self._bring(self._version.get("e_tag", ""), whole)
+        if version := self.look():
+            self._bring(version.get("e_tag", ""), whole)
         elif self._synced.tag:
             raise StoreError(
                 f"{self._bucket.address}/{self._key} is gone, and {self.folder} is a copy of it; "
                 "put it back, or remove that folder"
             )
+
+    def look(self) -> Version | None:
+        """Read the store's index; return its version, None if there is none."""
+        if found := self._bucket.get(self._key):
+            self.index, self._version = _read_index(found[0], self._key), found[1]
+        return self._version
+
+    def sizes(self, below: str) -> dict[str, int]:
+        """Map the files in the index that are below a folder to their bytes."""
+        files = {path: of for path, of in self.index.files.items() if path.startswith(below)}
+        return {path: sum(size for _, size in parts) for path, parts in files.items()}
 
     def _bring(self, tag: str, whole: bool) -> None:
         """Make the folder what the index says, unless it has gone on from it, or is newer."""
@@ -127,6 +138,7 @@ class Mirror:
             return
         ours = had.tag != "" and (had.tag == tag or self.index.owner == self._own_id)
         wanted = {path: parts for path, parts in self.index.files.items() if is_wanted(path)}
+        self._apart = self.index.files.keys() - wanted
         missing = {
             path: parts for path, parts in wanted.items() if not self._has(path, parts, ours)
         }
@@ -179,6 +191,10 @@ class Mirror:
             pushed = self._next
         pushed.result()
 
+    def forget(self, paths: Iterable[str]) -> None:
+        """Have the next index lack files that are removed here."""
+        self._apart.difference_update(paths)
+
     def close(self, ended: bool) -> None:
         """Let go of the run if this process owns it; wait for the store only if all has `ended`."""
         self._closing.set()
@@ -206,12 +222,14 @@ class Mirror:
         new = [partial(self._upload, path, found[path]) for path in found if path not in same]
         put = {path: (parts, found[path]) for path, parts in _in_parallel(new) if parts}
         files = dict(sorted((same | put).items()))
+        apart = self._apart if self.folder.exists() else ()  # a run that is deleted has nothing
+        known = {path: self.index.files[path] for path in apart if path not in files}
         index = Index(
             id=token_hex(8),
             owner=self._own_id,
             process=f"process {os.getpid()} on {socket.gethostname()}",
             open=is_open,
-            files={path: parts for path, (parts, _) in files.items()},
+            files=known | {path: parts for path, (parts, _) in files.items()},
         )
         data = index.model_dump_json().encode()
         try:
@@ -283,6 +301,30 @@ def fetch(folder: Path, root: Path, address: str, held: Held, *, whole: bool) ->
     """Bring a run here for a reader, unless a process has it open or that was done just now."""
     if folder not in open_runs:
         _fetch(folder, root, address, held, whole, time.monotonic() // LOOK_SECONDS)
+
+
+def look_at(folder: Path, root: Path, address: str) -> Mirror:
+    """Return a copy of a run with the store's index, of whose files none is brought here."""
+    mirror = Mirror(folder, root, _bucket(address))
+    mirror.look()
+    return mirror
+
+
+def remove_unnamed(address: str) -> tuple[int, int]:
+    """Remove the objects that no index names, but those put lately; count them and their bytes."""
+    bucket = _bucket(address)
+
+    def named_by(key: str) -> set[str]:
+        found = bucket.get(key)
+        files = _read_index(found[0], key).files if found else {}
+        return {f"objects/{digest}" for parts in files.values() for digest, _ in parts}
+
+    objects = bucket.sizes("objects")
+    indices = _in_parallel(partial(named_by, key) for key in bucket.sizes("runs"))
+    left = sorted(objects.keys() - set[str]().union(*indices))
+    removed = _in_parallel(partial(bucket.remove_old, key) for key in left)
+    sizes = [objects[key] for key, gone in zip(left, removed, strict=True) if gone]
+    return len(sizes), sum(sizes)
 
 
 def fetch_all(root: Path, address: str, held: Held, below: str = "") -> None:

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -356,7 +356,7 @@ class RunFolder:
 
     def refuse_elsewhere(self) -> None:
         """Refuse (RunError) a run that a process of another machine has open in the store."""
-        if (mirror := self._mirror()) and mirror.is_elsewhere:
+        if (mirror := self._look()) and mirror.is_elsewhere:
             raise RunError(
                 f"the run {self.name} is open in {mirror.index.process}, or was when that ended; "
                 f"wait for it, or take it over by `ratchet resume {self.name}`"
@@ -445,9 +445,26 @@ class RunFolder:
         if self.ownership is not None:
             self.ownership.check()
 
+    def engine_files(self) -> dict[str, int]:
+        """Map the files of the run's own engine to their bytes, here and in a store."""
+        files = [path for path in self.engine.rglob("*") if path.is_file()]
+        here = {path.relative_to(self.path).as_posix(): path.stat().st_size for path in files}
+        mirror = self._look()
+        return here | mirror.sizes("engine/") if mirror else here
+
+    def remove_files(self, files: Sequence[str]) -> None:
+        """Remove files of the engine of an open run, which does not run: here, and in a store."""
+        for path in (self.path / name for name in sorted(files)):  # first what records the weights
+            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.parent.rmdir()
+        if mirror := self._mirror():
+            mirror.forget(files)
+
     def delete(self) -> None:
         """Remove the run if no process has it open; files that forks share with it stay theirs."""
         with self.locked(), self.stored(whole=False) as put:
+            self.refuse_elsewhere()
             aside = self.path.with_name(f".{self.name}.deleted")
             shutil.rmtree(aside, ignore_errors=True)
             self.path.replace(aside)
@@ -470,6 +487,12 @@ class RunFolder:
 
     def _mirror(self):
         return _mirrors().open_runs.get(self.path) if store_address() else None
+
+    def _look(self):
+        """Return the copy of the run, which is open or has the store's index; None without one."""
+        if not (address := store_address()):
+            return None
+        return self._mirror() or _mirrors().look_at(self.path, runs_root(), address)
 
     def _what_is_kept(self) -> str:
         """Say in numbers what of a run was brought from a store, and what may be played again."""
@@ -560,10 +583,14 @@ def all_runs() -> list[RunFolder]:
     return [RunFolder(path.parent) for path in sorted(runs_root("").glob("[!.]*/manifest.json"))]
 
 
-def remove_leftovers() -> None:
-    """Remove what is left of runs whose removal was killed."""
+def remove_leftovers() -> tuple[int, int]:
+    """Remove what runs that are removed have left; count the objects of a store, and their bytes.
+
+    A folder is left of a run whose removal was killed.
+    """
     for path in runs_root().glob(".*.deleted"):
         shutil.rmtree(path)
+    return _mirrors().remove_unnamed(address) if (address := store_address()) else (0, 0)
 
 
 def name_run(*parts: str) -> str:

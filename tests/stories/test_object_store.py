@@ -61,5 +61,9 @@ def test_a_run_goes_on_on_another_machine(tmp_path: Path, monkeypatch: pytest.Mo
         on("d", "export", "fork", "--out", str(tmp_path / "exported"))
         on("d", "evaluate", "hello", "--model", "hello@2")
         assert "fork" in on("e", "compare", "--agent", "hello", "hello@2", "fork")
+        assert re.search(
+            r"\d checkpoints, [\d.]+ MB: rem", on("f", "prune", "--checkpoints", "--yes")
+        )
+        assert not [*(tmp_path / "f").rglob("*.safetensors")]
         assert "2 runs" in on("f", "prune", "--older", "0", "--yes")
         assert "holds no runs" in on("g", "runs")

@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError
 from ratchet.flows.cli.commands import app
 from ratchet.flows.recipe.plan import StagesRecipe
+from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.comparison.promotions import Promotion, record_promotion
+from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.storage.files import read_json, write_json
 from ratchet.tasks.storage.manifest import read_manifest
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
@@ -88,12 +91,45 @@ def test_what_is_open_promoted_needed_or_on_a_service_stays(root: Path) -> None:
         "needed: kept, kept needs needed",
         "opened: kept, opened is open",
         "promoted: kept, promoted has the checkpoint best",
-        "served: kept, served has checkpoints on a service, which would stay there",
+        "served: kept, served has checkpoints on a service, which the environment does not name; "
+        "set TINKER_BASE_URL or TINKER_API_KEY",
         "teacher: kept, kept needs teacher",
     ]
     assert [run.exists() for run in (needed, opened, promoted, served, teacher)] == [True] * 5
     assert "chain" not in names(root)
     assert "gone" not in names(root)
+
+
+def test_of_checkpoints_the_best_the_newest_and_those_that_something_needs_stay() -> None:
+    run = write_finished("a", small_recipe(steps=6, evaluation={"every": 1}))
+    best = score_outcomes([ScoredRollout("one", 1.0)]).model_dump(mode="json")
+    write_json(run.evaluation("00002"), {"sampled": best})
+    old("fork", parent={"run": "a", "step": 4, "how": "fork", "fingerprint": "", "recipe": {}})
+    created = read_manifest(run)["created"]
+    record_promotion(Promotion(name="named", run="a", step=1, created=created))
+    named, total = prune("--checkpoints")
+    assert named == "a: checkpoints 3, 5, 0.0 MB"
+    assert total == "2 checkpoints, 0.0 MB: to be removed; --yes removes them"
+    with run.locked():
+        assert prune("--checkpoints", "--yes")[0] == "a: kept, a is open"
+    assert steps_of(run) == {0, 1, 2, 3, 4, 5, 6}
+    prune("--checkpoints", "--yes")
+    assert steps_of(run) == {0, 1, 2, 4, 6}
+    assert {int(one.stem) for one in run.engine.glob("checkpoints/*/*/*.json")} == steps_of(run)
+    assert {int(one.stem) for one in run.engine.glob("tensors/*/*/*")} == steps_of(run)
+    assert prune("--checkpoints", "--yes") == ["0 checkpoints, 0.0 MB: removed"]
+
+
+def test_a_run_that_has_stopped_keeps_what_it_goes_on_from() -> None:
+    run = write_finished("a", small_recipe(steps=6, rollouts={"lag": 1}))
+    metrics = run.metrics.read_bytes().splitlines(keepends=True)
+    run.metrics.write_bytes(b"".join(metrics[:-1]))
+    prune("--checkpoints", "--yes")
+    assert steps_of(run) >= {4, 5, 6}
+
+
+def steps_of(run: RunFolder) -> set[int]:
+    return {one.step for one in Ledger(run.checkpoints(POLICY)).checkpoints()}
 
 
 def test_stages_are_removed_as_one_and_a_killed_removal_is_finished(root: Path) -> None:

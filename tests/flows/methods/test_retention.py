@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tinker
+from typer.testing import CliRunner
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
 from ratchet.adapters.calls import POLICY
@@ -11,14 +13,17 @@ from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.service import Service, ServiceFailed
 from ratchet.flows.checkpoints.forks import fork_run
 from ratchet.flows.checkpoints.names import find_weights, promote
+from ratchet.flows.cli.commands import app
 from ratchet.flows.finetune import finetune
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.run import open_run
 from ratchet.flows.recipe.given_recipes import FinetuneRecipe
 from ratchet.tasks.checkpoints import Ledger
+from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.reports.verification import find_damage
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.finetuned import RECIPE
+from tests.support.servers.engine_server import Address
 
 pytestmark = pytest.mark.usefixtures("prefect_server", "no_tinker")
 
@@ -70,7 +75,7 @@ def test_what_is_not_kept_is_deleted_on_the_service_and_changes_nothing(
 
 @pytest.mark.story
 def test_a_deleted_checkpoint_is_refused_by_its_number(few: RunFolder) -> None:
-    gone = r"has checkpoint 3 no more, since checkpoints\.keep deleted it; it keeps 0, 4, 5, 6"
+    gone = r"has checkpoint 3 no more, since it was deleted; it keeps 0, 4, 5, 6"
     with pytest.raises(UserError, match=gone):
         find_weights(f"{few.name}@3")
     start = {"start": f"{few.name}@2", "lora_rank": 8}
@@ -112,3 +117,44 @@ def test_a_deletion_that_failed_is_made_with_the_next(
     assert 1 in saved(run, "sampler_weights")
     delete_unneeded(run)
     assert saved(run, "sampler_weights") == {0, 4, 5, 6}
+
+
+def prune(*words: str) -> None:
+    CliRunner().invoke(app, ["prune", *words, "--yes"], catch_exceptions=False)
+
+
+@pytest.mark.story
+def test_prune_deletes_weights_of_an_engine_that_does_not_run(whole: RunFolder) -> None:
+    run = copied(whole, "pruned")
+    best = read_facts(run).held_out.best
+    prune("--checkpoints")
+    assert kept(run) == sorted({0, best, 6})
+    assert saved(run, "sampler_weights") == {0, best, 6}
+    assert [*find_damage(run)] == []
+    fork = fork_run(run, "fork-of-pruned", 3, RECIPE.model_dump(mode="json"), RECIPE.fingerprint())
+    finetune(RECIPE, run=fork.name)
+    assert read_contents(fork)["weights"] == read_contents(whole)["weights"]
+
+
+@pytest.mark.story
+def test_prune_deletes_weights_on_the_service_that_the_environment_names(
+    tiny_chat: Address, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATCHET_RUNS", str(tmp_path))
+    finetune(RECIPE, run="served")
+    rest = tinker.RestClient(base_url=tiny_chat.url, api_key=tiny_chat.key)
+
+    def left() -> set[str]:
+        listed = rest.list_user_checkpoints(100).result().checkpoints
+        return {one.tinker_path for one in listed if "/doctor" not in one.tinker_path}
+
+    run, all_saved = folder_of("served"), left()
+    prune("--checkpoints")
+    there = {path for one in Ledger(run.checkpoints(POLICY)).checkpoints() for path in one.paths}
+    assert left() == there < all_saved
+    with monkeypatch.context() as patch:
+        patch.delenv("TINKER_BASE_URL")
+        prune("--older", "0")
+        assert (left(), run.exists()) == (there, True)
+    prune("--older", "0")
+    assert (left(), run.exists()) == (set(), False)

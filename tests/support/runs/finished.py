@@ -26,7 +26,9 @@ def write_finished(name: str, recipe: RunRecipe) -> RunFolder:
             sampler, state = (f"tinker://{name}-{policy}/{kind}/{step:05d}" for kind in kinds)
             ledger.add(Checkpoint(step, sampler, state))
             for address in (sampler, state):
-                write_text(run.engine / address.removeprefix("tinker://") / "adapter", "weights")
+                key = address.removeprefix("tinker://")
+                write_text(run.engine / "checkpoints" / f"{key}.json", "{}")
+                write_text(run.engine / "tensors" / f"{key}.0123abcd" / "adapter", "weights")
     for step in range(recipe.steps):
         record_metrics(run.metrics, step, {})
     steps = range(recipe.steps + 1)

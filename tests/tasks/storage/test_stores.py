@@ -20,7 +20,14 @@ from ratchet.adapters.network import bucket
 from ratchet.adapters.network.bucket import Bucket, Conflict, StoreError
 from ratchet.tasks.storage import mirror
 from ratchet.tasks.storage.logs import append_row, read_log
-from ratchet.tasks.storage.run_folder import RunError, RunFolder, all_runs, folder_of, runs_root
+from ratchet.tasks.storage.run_folder import (
+    RunError,
+    RunFolder,
+    all_runs,
+    folder_of,
+    remove_leftovers,
+    runs_root,
+)
 from tests.support.stores.object_store import KEYS, Line, ObjectStore, line_to, object_store
 from tests.support.stores.object_store import variables_for as variables
 
@@ -209,6 +216,28 @@ def test_a_deleted_run_is_gone_everywhere_and_its_name_is_free(on: Machine) -> N
     keep("run", {"manifest.json": "new"})
     on("b")
     assert contents(folder_of("run")) == {"manifest.json": "new"}
+
+
+def test_weights_are_removed_from_a_store_by_a_machine_that_brings_none(
+    on: Machine, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = {f"engine/tensors/{step}": f"weights {step}" for step in (1, 2)}
+    keep("run", RUN | weights)
+    on("b")
+    run = folder_of("run")
+    assert run.engine_files() == dict.fromkeys(weights, 9)
+    with run.stored(whole=False) as put:
+        put()
+        run.remove_files(["engine/tensors/1"])
+    assert not run.engine.exists()
+    objects = {key for key in store.objects() if key.startswith(f"{tmp_path.name}/objects/")}
+    assert remove_leftovers() == (0, 0), "an object may be named by a process that is about to"
+    monkeypatch.setattr(bucket, "UNNAMED_SECONDS", -1)
+    assert remove_leftovers() == (1, 9)
+    on("c")
+    assert contents(folder_of("run").fetched(whole=True)) == RUN | {"engine/tensors/2": "weights 2"}
+    folder_of("run").delete()
+    assert remove_leftovers()[0] == len(objects) - 1
 
 
 @pytest.mark.parametrize("fault", ["uploads are cut off", "an answer is lost", "it is away"])
