@@ -3,6 +3,7 @@
 import argparse
 import faulthandler
 import gc
+import json
 import logging
 import os
 import secrets
@@ -11,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from queue import Empty, Queue
@@ -112,8 +113,8 @@ class ServeOptions:
     port: int = option(0, "port to listen on; 0 picks a free one", type=int)
     state: Path = option(  # noqa: RUF009
         lambda: Path("runs/engine"),
-        "folder of sessions and checkpoints; with -, each line of standard input names one, "
-        "which is served until the next line, and the log is written to engine.log in it",
+        "folder of sessions and checkpoints; with -, each line of standard input is a JSON list of "
+        "a base model and a folder, which is served until the next line, with a log, engine.log",
         type=Path,
     )
     threads: int = option(
@@ -143,41 +144,43 @@ def serve(options: ServeOptions, api_key: str | None = None) -> None:
         told = partial(_follow_stdin, lambda line: stopped.set() if line is None else None)
         threading.Thread(target=told, daemon=True).start()
     key = resolve_key(api_key or os.environ.get("TINKER_API_KEY"))
-    _serve_folder(options, options.state, key, stopped, partial(_load, options))
+    _serve_folder(options, key, stopped, lambda _: _load(options))
 
 
 def serve_each(options: ServeOptions) -> None:
     """Serve the folders that standard input names, one after the other, until it ends.
 
-    A line ends the serving of the folder before and, unless it is empty, names the next folder. The
-    libraries are loaded before the first line comes, and the base model is loaded once. A line that
-    says CLOSED follows on standard output when a folder is no longer used.
+    A line ends the serving of the folder before and, unless it is empty, names the next folder and
+    its base model. The libraries are loaded before the first line comes, and each model is loaded
+    once. A line that says CLOSED follows on standard output when a folder is no longer used.
     """
     orders = Orders()
     threading.Thread(target=_follow_stdin, args=(orders.add,), daemon=True).start()
     _load_libraries()
-    key, load = resolve_key(os.environ.get("TINKER_API_KEY")), cache(partial(_load, options))
+    key = resolve_key(os.environ.get("TINKER_API_KEY"))
+    load = cache(lambda base: _load(replace(options, base_model=base)))
     while (named := orders.next()) is not None:
-        with (Path(named) / LOG).open("ab") as log:
+        base, state = json.loads(named)
+        with (Path(state) / LOG).open("ab") as log:
             os.dup2(log.fileno(), sys.stderr.fileno())
         logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
-        if not _serve_folder(options, Path(named), key, orders.stopped, load):
+        of_line = replace(options, base_model=base, state=Path(state))
+        if not _serve_folder(of_line, key, orders.stopped, load):
             return  # a computation goes on, which may change what the next one reads
         print(CLOSED, flush=True)
 
 
 def _serve_folder(
     options: ServeOptions,
-    state: Path,
     key: str,
     stopped: threading.Event,
-    load: "Callable[[], LanguageModel]",
+    load: "Callable[[str], LanguageModel]",
 ) -> bool:
     """Serve a folder until the event is set; return whether its computations have ended then."""
     if options.threads < 1:
         raise RequestRefused(f"--threads is {options.threads}; it must be 1 or more")
     base = base_models.find(options.base_model)
-    with listen(options.host, options.port) as listener, lock_state(state):
+    with listen(options.host, options.port) as listener, lock_state(options.state):
         try:
             base_models.add_to_cache(base)
         except OSError as error:  # everything but SamplingClient.get_tokenizer works without it
@@ -186,7 +189,7 @@ def _serve_folder(
         from ratchet.engine.api.server import Server
         from ratchet.engine.core import EngineCore
 
-        engine = EngineCore(base, load(), state)
+        engine = EngineCore(base, load(options.base_model), options.state)
         host, port = listener.getsockname()[:2]
         server = Server(engine, key, stopped, lambda: _announce(host, port, key))
         return server.serve_on(listener)

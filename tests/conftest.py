@@ -59,12 +59,13 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(scope="session", autouse=True)
 def kept_engines() -> Iterator[None]:
     """Have the tests' own runs share engines, and start them warm: a cold start takes seconds."""
-    from ratchet.adapters.tinker.engines import engines_kept
+    from ratchet.adapters.tinker.engines import end_begun, engines_kept
     from tests.support.processes import WarmEngine
 
     with engines_kept(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", WarmEngine)
         yield
+        end_begun()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,6 @@
 """The engine as a child process, which cannot outlive its parent: it ends when its stdin closes."""
 
+import atexit
 import json
 import os
 import secrets
@@ -33,14 +34,17 @@ FOLDER_CLOSED = b"closed\n"
 READ = ("HF_", "HOME", "OMP_", "TORCH_", "XDG_")
 """Prefixes of the variables that an engine, or what it loads, may read. Torch's compiler, which no
 engine uses, sets variables of this process that begin with TORCHINDUCTOR_."""
+OFFLINE = "HF_HUB_OFFLINE"
+SERVICE = ("TINKER_BASE_URL", "TINKER_API_KEY", "TINKER_CREDENTIAL_CMD")
+"""Variables that name a service, or a key of one."""
 
-Place = tuple[str, str, frozenset[tuple[str, str]]]
-"""What a new engine depends on: base model, working directory, variables."""
+Place = tuple[str, frozenset[tuple[str, str]]]
+"""What a new engine depends on: working directory, variables."""
 
-_begun: dict[str, "EngineProcess"] = {}
-"""Base model → the engine that was started for it and has no folder yet."""
-_kept: list[dict[Place, list["EngineProcess"]]] = []
-"""For each `engines_kept` block that is open, the engines without a folder."""
+_begun: dict[Place, "EngineProcess"] = {}
+"""The engine that was begun and has no model yet, if there is one."""
+_kept: list[dict[tuple[str, Place], list["EngineProcess"]]] = []
+"""For each `engines_kept` block that is open, the engines of a base model without a folder."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +63,16 @@ class TinkerServer:
 
 @dataclass(frozen=True)
 class EngineProcess:
-    """A child process that serves the Tinker API once stdin has named its state folder."""
+    """A child process that serves the Tinker API once stdin has named its model and its folder."""
 
     child: ChildProcess
     key: str = field(repr=False)
     place: Place = field(repr=False)
 
-    def open(self, state: Path) -> str:
-        """Send the state folder and return the engine's URL; ServiceError if it does not start."""
+    def open(self, base_model: str, state: Path) -> str:
+        """Have the engine serve, and return its URL; ServiceError if it does not start."""
         state.mkdir(parents=True, exist_ok=True)
-        self.child.tell(str(state).encode())
+        self.child.tell(json.dumps([base_model, str(state)]).encode())
         url = ""
         while line := self.child.hear():
             name, _, value = line.decode().removeprefix("export ").strip().partition("=")
@@ -98,10 +102,8 @@ def needs_engine(base_model: str) -> bool:
 
     No service has the models that are fetched.
     """
-    if os.environ.get("TINKER_BASE_URL"):
-        return False
-    hosted = os.environ.get("TINKER_API_KEY") or os.environ.get("TINKER_CREDENTIAL_CMD")
-    return base_model.startswith(LOCAL) or base_model in KNOWN or not hosted
+    url, *keys = map(os.environ.get, SERVICE)
+    return not url and (base_model.startswith(LOCAL) or base_model in KNOWN or not any(keys))
 
 
 def service_url() -> str:
@@ -136,20 +138,17 @@ def check_reachable() -> None:
 def stay_offline(base_model: str) -> None:
     """Keep this process from asking the hub, for minutes, for a model that only the cache has."""
     if base_model.startswith(LOCAL):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        os.environ.setdefault(OFFLINE, "1")
 
 
-@contextmanager
-def engine_begun(base_model: str) -> Iterator[None]:
-    """Start the engine that this block will run, if any, so that it loads its libraries now."""
-    stay_offline(base_model)
-    if needs_engine(base_model):
-        _begun[base_model] = _take_kept(base_model) or _start(base_model)
-    try:
-        yield
-    finally:
-        if spare := _begun.pop(base_model, None):
-            spare.child.end(0)  # it may load for seconds yet
+def begin_engine() -> None:
+    """Have an engine load its libraries, for any model, unless the environment names a service.
+
+    One that no run needs ends with this process.
+    """
+    if not (_begun or any(map(os.environ.get, SERVICE))):
+        atexit.register(end_begun)
+        _begun[_place()] = _start()
 
 
 @contextmanager
@@ -158,7 +157,7 @@ def engines_kept() -> Iterator[None]:
 
     This saves the start of an engine, which takes seconds.
     """
-    kept: dict[Place, list[EngineProcess]] = {}
+    kept: dict[tuple[str, Place], list[EngineProcess]] = {}
     _kept.append(kept)
     try:
         yield
@@ -168,10 +167,15 @@ def engines_kept() -> Iterator[None]:
             engine.close()
 
 
-def _take_kept(base_model: str) -> EngineProcess | None:
-    place = _place(base_model)
+def end_begun() -> None:
+    """End the engine that was begun, if no run has taken it."""
+    while _begun:
+        _begun.popitem()[1].child.end(0)  # it may load for seconds yet
+
+
+def _take_kept(base_model: str, place: Place) -> EngineProcess | None:
     for kept in _kept:
-        while engines := kept.get(place):
+        while engines := kept.get((base_model, place)):
             engine = engines.pop()
             if engine.is_alive():
                 return engine
@@ -179,30 +183,32 @@ def _take_kept(base_model: str) -> EngineProcess | None:
     return None
 
 
-def _keep(engine: EngineProcess) -> bool:
+def _keep(base_model: str, engine: EngineProcess) -> bool:
     """Keep an engine that is needed no more, if it can be; return whether it is kept."""
     if not _kept or not engine.is_alive() or not engine.let_go():
         return False
-    _kept[-1].setdefault(engine.place, []).append(engine)
+    _kept[-1].setdefault((base_model, engine.place), []).append(engine)
     return True
 
 
-def _place(base_model: str) -> Place:
-    read = frozenset((n, value) for n, value in os.environ.items() if n.startswith(READ))
-    return base_model, str(Path.cwd()), read
+def _place() -> Place:
+    """Return where an engine would start. No engine that has its model asks a hub for another."""
+    variables = ((name, os.environ[name]) for name in os.environ if name != OFFLINE)
+    return str(Path.cwd()), frozenset(one for one in variables if one[0].startswith(READ))
 
 
 @contextmanager
 def running_engine(base_model: str, state: Path) -> Iterator[TinkerServer]:
-    engine = _begun.pop(base_model, None) or _take_kept(base_model) or _start(base_model)
+    place = _place()
+    engine = _begun.pop(place, None) or _take_kept(base_model, place) or _start()
     died: Future[None] = Future()
     try:
-        url = engine.open(state)
+        url = engine.open(base_model, state)
         Thread(target=_watch, args=(engine.child.process, state, died), daemon=True).start()
         yield TinkerServer(url, engine.key, died, engine.child.process.pid)
     finally:
         died.cancel()
-        if not _keep(engine):
+        if not _keep(base_model, engine):
             engine.close()
 
 
@@ -267,12 +273,11 @@ def damaged_weights(state: Path, address: str) -> list[Path]:
     return [file for file, digest in files.items() if sha256_of(file) != digest]
 
 
-def _start(base_model: str) -> EngineProcess:
+def _start() -> EngineProcess:
     key = f"tml-{secrets.token_hex(24)}"
-    command = [sys.executable, "-P", "-m", "ratchet.engine", "--base-model", base_model]
-    command += ["--port", "0", "--state", "-", "--exit-with-stdin"]
+    command = [sys.executable, "-P", "-m", "ratchet.engine", "--port", "0", "--state", "-"]
     child = ChildProcess(command, {**os.environ, "TINKER_API_KEY": key})
-    return EngineProcess(child, key, _place(base_model))
+    return EngineProcess(child, key, _place())
 
 
 def _watch(process: subprocess.Popen[bytes], state: Path, died: Future[None]) -> None:

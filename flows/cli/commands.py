@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from typer.main import get_command
 
 from ratchet.adapters.process.terminal import show
+from ratchet.adapters.tinker.engines import begin_engine
 from ratchet.flows.server.prefect_startup import begin_server, quiet_prefect
 from ratchet.tasks.storage.run_folder import RUNS
 
@@ -95,7 +96,7 @@ Run = Annotated[str, typer.Argument(help=RUN_HELP, callback=_of_store)]
 
 
 FLOW_COMMANDS = {"dryrun", "train", "resume", "fork", "replay", "sweep", "evaluate", "compare"}
-"""Commands that call a flow, and so need a Prefect server."""
+"""Commands that call a flow, and so need a Prefect server and, without a service, an engine."""
 PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -109,10 +110,13 @@ class LateCommand(TyperCommand):
         return get_command(one)
 
     def make_context(self, info_name: str | None, args: list[str], *of: Any, **extra: Any) -> Any:
-        """Read the command's words; a server that it needs begins to load before."""
-        if info_name in FLOW_COMMANDS and "--help" not in args:
-            quiet_prefect("--verbose" in args)  # the server reads this, too
-            begin_server()
+        """Read the command's words; the servers that it needs begin to load before."""
+        if "--help" not in args:
+            if info_name in FLOW_COMMANDS:
+                quiet_prefect("--verbose" in args)  # the server reads this, too
+                begin_server()
+            if info_name in (*FLOW_COMMANDS, "serve"):
+                begin_engine()
         return self.load().make_context(info_name, args, *of, **extra)
 
 

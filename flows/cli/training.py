@@ -20,7 +20,7 @@ from rich.console import Console
 from ratchet.adapters.errors import UserError, counted, did_you_mean
 from ratchet.adapters.process.open_files import check_files
 from ratchet.adapters.process.terminal import hanging, show, terminal_width, write_json
-from ratchet.adapters.tinker.engines import engine_begun
+from ratchet.adapters.tinker.engines import stay_offline
 from ratchet.flows.checkpoints.forks import fork_run, replay_run
 from ratchet.flows.checkpoints.names import CheckpointName
 from ratchet.flows.cli.commands import AsJson, Name, Overrides, Run, Verbose
@@ -222,8 +222,8 @@ def train_with_bar(
 ) -> None:
     """Run the flow of a run, with a progress bar, and print its closing lines or its summary.
 
-    The recipe's checks come first, since an engine of a local model puts this process offline, and
-    what is `replaced` is deleted after all checks. Prefect is imported while the engine loads.
+    The recipe's checks come first, since a local model puts this process offline, and what is
+    `replaced` is deleted after all checks.
     """
     folder = folder_of(run)
     followed = recipe.tracking.project is not None  # its tracker may be behind
@@ -231,17 +231,17 @@ def train_with_bar(
         _end(folder, None, as_json=as_json)
         return
     recipe = check_start(recipe, folder, [one.name for one in replaced])
-    with engine_begun(recipe.model.base):
-        check_prefect()
-        delete_runs(replaced)
-        with explaining(partial(_explain_stop, folder, recipe.steps)), start_server() as served:
-            from ratchet.flows.cli.progress_bar import show_progress
+    stay_offline(recipe.model.base)
+    check_prefect()
+    delete_runs(replaced)
+    with explaining(partial(_explain_stop, folder, recipe.steps)), start_server() as served:
+        from ratchet.flows.cli.progress_bar import show_progress
 
-            with show_progress({folder: recipe.steps}):
-                flow = _find_flow(folder, recipe.flow)
-                way = f"run `ratchet resume {run}`"
-                with served(), explain_absence(lambda: way if folder.exists() else REPEAT):
-                    summary = flow(recipe=recipe, run=run)
+        with show_progress({folder: recipe.steps}):
+            flow = _find_flow(folder, recipe.flow)
+            way = f"run `ratchet resume {run}`"
+            with served(), explain_absence(lambda: way if folder.exists() else REPEAT):
+                summary = flow(recipe=recipe, run=run)
     _end(folder, summary, as_json=as_json)
 
 

@@ -100,7 +100,8 @@ def start_no_process(patch: pytest.MonkeyPatch) -> None:
     def refuse_to_start(*_: Any, **__: Any) -> None:
         raise AssertionError("a process was started")
 
-    patch.setattr("ratchet.flows.cli.commands.begin_server", lambda: None)
+    for begin in ("begin_server", "begin_engine"):
+        patch.setattr(f"ratchet.flows.cli.commands.{begin}", lambda: None)
     patch.setattr(subprocess, "Popen", refuse_to_start)
 
 

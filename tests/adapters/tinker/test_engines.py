@@ -8,7 +8,7 @@ import pytest
 
 from ratchet.adapters.errors import ServiceError
 from ratchet.adapters.tinker import engines
-from ratchet.adapters.tinker.engines import engine_begun, engines_kept, running_engine
+from ratchet.adapters.tinker.engines import begin_engine, engines_kept, running_engine, stay_offline
 from ratchet.engine.disk import lock_state
 
 pytestmark = pytest.mark.usefixtures("no_tinker")
@@ -28,15 +28,18 @@ def test_an_engine_started_early_serves_from_a_folder_named_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "_kept", [])
-    with engine_begun(MODEL):
-        begun = engines._begun[MODEL].child.process.pid
-        with running_engine(MODEL, tmp_path / "state") as server:
-            assert server.process == begun
-            assert str(server.url).startswith("http://127.0.0.1:")
-            assert str(server.key).startswith("tml-")
-            assert str(server.key) not in repr(server)
-            assert not server.died.done()
-        assert not is_alive(begun)
+    monkeypatch.setattr(engines, "_begun", {})
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    begin_engine()
+    [begun] = engines._begun.values()
+    stay_offline(MODEL)
+    with running_engine(MODEL, tmp_path / "state") as server:
+        assert server.process == begun.child.process.pid
+        assert str(server.url).startswith("http://127.0.0.1:")
+        assert str(server.key).startswith("tml-")
+        assert str(server.key) not in repr(server)
+        assert not server.died.done()
+    assert not is_alive(begun.child.process.pid)
     assert (tmp_path / "state" / "engine.log").exists()
 
 
@@ -45,20 +48,33 @@ def test_a_local_model_is_not_looked_for_in_the_hub_though_a_server_has_it(
 ) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with engine_begun("HuggingFaceTB/SmolLM2-135M-Instruct"):
-        assert "HF_HUB_OFFLINE" not in os.environ
-    with engine_begun(MODEL):
-        assert os.environ["HF_HUB_OFFLINE"] == "1"
+    stay_offline("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert "HF_HUB_OFFLINE" not in os.environ
+    stay_offline(MODEL)
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
 
 
-def test_an_engine_that_is_never_opened_ends_with_the_block(
-    monkeypatch: pytest.MonkeyPatch,
+def test_no_engine_begins_beside_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "_begun", {})
+    for name in engines.SERVICE:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "tml-x")
+            begin_engine()
+    assert not engines._begun
+
+
+def test_an_engine_that_began_with_other_variables_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "_kept", [])
-    with engine_begun(MODEL):
-        begun = engines._begun[MODEL].child.process.pid
-    assert not is_alive(begun)
-    assert not engines._begun
+    monkeypatch.setattr(engines, "_begun", {})
+    begin_engine()
+    [begun] = engines._begun.values()
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with running_engine(MODEL, tmp_path / "state") as server:
+        assert server.process != begun.child.process.pid
+    engines.end_begun()
+    assert not begun.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -140,11 +156,11 @@ def test_an_engine_is_kept_for_equal_variables_that_it_may_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Torch sets variables of this process, which no engine reads."""
-    place = engines._place(MODEL)
+    place = engines._place()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "compiled")
-    assert engines._place(MODEL) == place
+    assert engines._place() == place
     monkeypatch.setenv("HF_HOME", "hub")
-    assert engines._place(MODEL) != place
+    assert engines._place() != place
 
 
 def test_a_block_within_another_ends_alone() -> None:

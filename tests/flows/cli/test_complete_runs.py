@@ -37,7 +37,7 @@ def test_a_complete_run_is_resumed_without_an_engine_or_a_server(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("something was opened")
 
-    for name in ("engine_begun", "start_server"):
+    for name in ("check_start", "start_server"):
         monkeypatch.setattr(training, name, refuse)
     before = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     said = call("resume", "run")
