@@ -222,11 +222,7 @@ async def optim_step(request: tinker.types.OptimStepRequest, engine: TheEngine) 
 
 @router.post("/save_weights")
 async def save_weights(request: tinker.types.SaveWeightsRequest, engine: TheEngine) -> Submitted:
-    live_model = engine.live_model(request.model_id)
-    if request.path is None:
-        raise RequestRefused("give the checkpoint a name (path)")
-    address = CheckpointAddress(request.model_id, TRAINING, request.path)
-    return _save(engine, live_model, address, request)
+    return _save(engine, TRAINING, request)
 
 
 @router.post("/save_weights_for_sampler")
@@ -234,11 +230,9 @@ async def save_weights_for_sampler(
     request: tinker.types.SaveWeightsForSamplerRequest, engine: TheEngine
 ) -> Submitted:
     """Save to disk under a name or, without one, open a sampling session on the weights."""
-    live_model = engine.live_model(request.model_id)
     if request.path is None:
-        return _snapshot(engine, live_model, request)
-    address = CheckpointAddress(request.model_id, SAMPLER, request.path)
-    return _save(engine, live_model, address, request)
+        return _snapshot(engine, engine.live_model(request.model_id), request)
+    return _save(engine, SAMPLER, request)
 
 
 @router.post("/save_weights_external")
@@ -246,19 +240,19 @@ async def save_weights_external(
     request: tinker.types.SaveWeightsExternalRequest, engine: TheEngine
 ) -> Submitted:
     """Save an adapter for other programs, which `external_weights_urls` gives out."""
-    live_model = engine.live_model(request.model_id)
     if request.age_encryption_recipients:
         raise RequestRefused(
             "the engine encrypts no weights, which do not leave its machine; leave out "
             "age_encryption_recipients"
         )
-    address = CheckpointAddress(request.model_id, EXTERNAL, request.path)
-    return _save(engine, live_model, address, request)
+    return _save(engine, EXTERNAL, request)
 
 
-def _save(
-    engine: EngineCore, live_model: LiveModel, address: CheckpointAddress, request: SaveRequest
-) -> Submitted:
+def _save(engine: EngineCore, kind: str, request: SaveRequest) -> Submitted:
+    live_model = engine.live_model(request.model_id)
+    if request.path is None:
+        raise RequestRefused("give the checkpoint a name (path)")
+    address = CheckpointAddress(request.model_id, kind, request.path)
     engine.checkpoints.expiry(request.ttl_seconds)
     overwrite = isinstance(request, tinker.types.SaveWeightsRequest) and request.overwrite
     external = isinstance(request, tinker.types.SaveWeightsExternalRequest)

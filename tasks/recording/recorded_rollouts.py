@@ -16,7 +16,17 @@ from ratchet.adapters.calls import (
 from ratchet.adapters.errors import did_you_mean
 from ratchet.adapters.rewards import MEASURE
 from ratchet.tasks.recording.journal import read_journal
-from ratchet.tasks.recording.spans import CREDIT, ERROR, LLM, OURS, REFUSED, REWARD, SAMPLING, Span
+from ratchet.tasks.recording.spans import (
+    COMPLETION,
+    CREDIT,
+    ERROR,
+    LLM,
+    OURS,
+    REFUSED,
+    REWARD,
+    SAMPLING,
+    Span,
+)
 from ratchet.tasks.storage.names import is_judging, parse_rollout
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
@@ -170,20 +180,8 @@ def _completion(span: Span) -> Completion:
         ),
         sampling=None if usage else Sampling(*(span[f"gen_ai_request_{n}"] for n in SAMPLING)),
         seed=span["gen_ai_request_seed"],
-        prompt_token_ids=span["prompt_token_ids"],
-        kept_tokens=span["kept_tokens"],
-        kept_call=span["kept_call"],
-        kept_how=span["kept_how"],
-        response_token_ids=span["response_token_ids"],
-        logprobs=span["logprobs"],
         finish_reason=span["gen_ai_response_finish_reasons"][0],
         message=span["reply"],
-        policy_version=span["policy_version"],
-        renderer=span["renderer"],
-        tokenizer_sha=span["tokenizer_sha"],
-        started=span["started"],
-        ended=span["ended"],
-        request_sha=span["request_sha"],
-        recalled=span["recalled"],
         usage=usage,
+        **{field: span[field] for field in COMPLETION},
     )

@@ -91,6 +91,11 @@ SPAN_SCHEMA = pa.schema(
         ("reward", pa.float64()),
     ]
 )
+COMPLETION = (
+    *("started", "ended", "request_sha", "recalled", "policy_version", "renderer", "tokenizer_sha"),
+    *("prompt_token_ids", "response_token_ids", "logprobs", "kept_tokens", "kept_call", "kept_how"),
+)
+"""Columns of a call that have the name of what they hold of a Completion."""
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
 JSON = ("messages", "reply", "tools", "attributes")
 TIMES = ("started", "ended")
@@ -121,8 +126,7 @@ def call_span(completion: Completion) -> Span:
     said = instruction_of(request) if completion.usage is None else ""
     return {
         **_of_call(call, LLM),
-        "started": completion.started,
-        "ended": completion.ended,
+        **{name: getattr(completion, name) for name in COMPLETION},
         "status": "ok",
         "gen_ai_operation_name": "chat",
         "gen_ai_provider_name": OURS if completion.usage is None else OTHER,
@@ -144,18 +148,10 @@ def call_span(completion: Completion) -> Span:
         | ({"cached_tokens": completion.cached_tokens} if completion.cached_tokens else {})
         | ({"cut_tokens": completion.cut_tokens} if completion.cut_tokens else {})
         | ({} if completion.usage is None else {"cost": completion.usage.cost}),
-        "request_sha": completion.request_sha,
-        "recalled": completion.recalled,
-        "policy_version": completion.policy_version,
-        "renderer": completion.renderer,
-        "tokenizer_sha": completion.tokenizer_sha,
         "prompt_token_ids": array("i", completion.prompt_token_ids),
         "response_token_ids": array("i", completion.response_token_ids),
         "logprobs": array("d", completion.logprobs),
-        "kept_tokens": completion.kept_tokens,
-        "kept_call": reused,
         "kept_span_id": None if reused is None else _call_id(replace(call, number=reused)),
-        "kept_how": completion.kept_how,
     }
 
 
