@@ -48,6 +48,7 @@ from ratchet.adapters.harness.players_door import PlayersDoor
 from ratchet.adapters.network.addresses import Listener
 from ratchet.adapters.network.app_server import ANY_PORT
 from ratchet.adapters.player_protocol import (
+    BATCH,
     BEGIN,
     END,
     OVER,
@@ -94,6 +95,7 @@ class Door(ChatApi):
         self._openings: Counter[str] = Counter()
         self._open: dict[str, OpenBatch] = {}
         super().__init__(chat, ROLE, listener)
+        self.app.add_route(BATCH, self._look, methods=["GET"])
         self.app.add_route(BEGIN, self._begin, methods=["POST"])
         self.app.add_route(WAITED, self._waited, methods=["GET"])
         self.app.add_route(END, self._end, methods=["POST"])
@@ -205,6 +207,10 @@ class Door(ChatApi):
         number = read_number(request.path_params["attempt"])
         rollout = request.path_params["rollout_id"]
         return batch, batch.attempt(rollout, -1 if number is None else number)
+
+    async def _look(self, request: Request) -> Response:
+        self._find_batch(request)
+        return Response()
 
     async def _begin(self, request: Request) -> Response:
         return _answer(await self._find_batch(request).begin())

@@ -22,6 +22,7 @@ from pydantic import SecretStr
 from ratchet.adapters.errors import PassingError, UserError
 from ratchet.adapters.harness.agents import in_thread
 from ratchet.adapters.harness.player import play_batch
+from ratchet.adapters.harness.players_door import door_at
 from ratchet.adapters.network.addresses import LOOPBACK, Certificate, Listener, spare_loopback
 from ratchet.adapters.process.clock import Wait
 from ratchet.adapters.process.event_loop import call_in_thread, cancel_and_wait, run_in_lasting_loop
@@ -42,6 +43,9 @@ CONNECT_SECONDS = 600.0
 
 CLUSTER_LOOK_SECONDS = 10.0
 """Time between two looks at whether the cluster has a worker."""
+
+DOOR_LOOK_SECONDS = 10.0
+"""Time between two looks of a worker at whether its batch is open."""
 
 TLS = "distributed.comm.tls.client"
 """The section of Dask's configuration that has the client's certificate and key."""
@@ -113,12 +117,24 @@ def play_on_worker(door: str, batch: str, token: SecretStr) -> None:
     spare_loopback()
     raise_limit()
     try:
-        run_in_lasting_loop(play_batch(door, batch, token.get_secret_value()))
+        run_in_lasting_loop(play_while_open(door, batch, token.get_secret_value()))
     except httpx.TransportError as error:
         raise PassingError(
             f"{socket.gethostname()} could not reach the door at {door} for the batch {batch} "
             f"({type(error).__name__}: {error}); give a rollouts.door that every worker reaches"
         ) from None
+
+
+async def play_while_open(door: str, batch: str, token: str) -> None:
+    """Play a batch while its door has it open: a machine that is lost closes no connection."""
+    playing = asyncio.create_task(play_batch(door, batch, token))
+    try:
+        async with door_at(door, batch, token) as asked:
+            while not (await asyncio.wait([playing], timeout=DOOR_LOOK_SECONDS))[0]:
+                await asked.look()
+        await playing
+    finally:
+        await cancel_and_wait(playing)
 
 
 def listener_at(url: str) -> Listener:

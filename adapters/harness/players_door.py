@@ -10,6 +10,7 @@ import httpx
 from ratchet.adapters.clients.libraries import tls
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.player_protocol import (
+    BATCH,
     BEGIN,
     END,
     WAITED,
@@ -27,6 +28,9 @@ hundred at once cost five times as much each."""
 
 FEW = httpx.Limits(max_connections=2 * ENDS_AT_A_TIME)
 """Connections of the player itself to the door, beside those of the agents."""
+
+SILENT_SECONDS = 60.0
+"""Time after which a door that does not say whether it is there is gone."""
 
 
 class BatchRefused(UserError):
@@ -53,6 +57,10 @@ class HttpDoor:
     def __init__(self, address: str, batch: str, http: httpx.AsyncClient) -> None:
         self._address, self._batch, self._http = address, batch, http
         self._ends = asyncio.Semaphore(ENDS_AT_A_TIME)
+
+    async def look(self) -> None:
+        """Raise if nobody is at the address, or a door that does not have the batch open."""
+        _check(await self._http.get(self._url(BATCH), timeout=SILENT_SECONDS))
 
     async def begin(self) -> BegunBatch:
         return _read(BegunBatch, await self._http.post(self._url(BEGIN)))

@@ -6,19 +6,23 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 pytest.importorskip("distributed", reason="Dask is not installed: make setup")
 
 from ratchet.adapters.errors import PassingError
-from ratchet.adapters.harness.dask_cluster import DaskCluster, open_cluster
+from ratchet.adapters.harness import dask_cluster, players_door
+from ratchet.adapters.harness.dask_cluster import DaskCluster, open_cluster, play_while_open
 from ratchet.adapters.harness.player import play_batch
 from ratchet.adapters.harness.players_door import BatchRefused
 from ratchet.adapters.process.event_loop import cancel_and_wait
 from tests.support.door.played_shard import AGENT, EXAMPLES, PlayedShard, comparable
 from tests.support.processes import free_port, wait_until
 from tests.support.servers.dask_by_hand import HandCluster, by_hand
+from tests.support.stores.object_store import ObjectStore, line_to
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -121,6 +125,46 @@ def test_a_token_opens_no_other_batch_from_a_worker(tmp_path: Path, cluster: Das
 
         with pytest.raises(BatchRefused, match="does not open this path"):
             shard.play(swapped)
+
+
+def test_a_worker_leaves_a_batch_whose_door_was_lost_with_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask_cluster, "DOOR_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(players_door, "SILENT_SECONDS", 0.5)
+    with (
+        PlayedShard(tmp_path, AGENT, [{"number": 0, "thinks": 600}], batches=1) as shard,
+        line_to(ObjectStore(urlsplit(shard.door.address).port or 0)) as line,
+    ):
+
+        async def lost(_: str, batch: str, token: str) -> None:
+            near = f"http://127.0.0.1:{line.port}"
+            playing = asyncio.create_task(play_while_open(near, batch, token))
+            while not shard.sampler.answered:
+                await asyncio.sleep(0.05)
+            line.delay = 3600  # nothing comes through, and no connection is closed
+            await playing
+
+        with pytest.raises(httpx.ReadTimeout):
+            shard.play(lost)
+    assert shard.ends() == []
+
+
+def test_a_worker_leaves_a_batch_that_its_door_has_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dask_cluster, "DOOR_LOOK_SECONDS", 0.1)
+    with PlayedShard(tmp_path, AGENT, [{"number": 0, "thinks": 600}], batches=1) as shard:
+
+        async def closed(door: str, batch: str, token: str) -> None:
+            playing = asyncio.create_task(play_while_open(door, batch, token))
+            while not shard.sampler.answered:
+                await asyncio.sleep(0.05)
+            shard.door._openings[batch] += 1  # as a door does that opens it anew
+            await playing
+
+        with pytest.raises(BatchRefused, match="does not open this path"):
+            shard.play(closed)
 
 
 def test_a_failed_task_logs_no_token(two_workers: HandCluster, cluster: DaskCluster) -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import obstore
 import pytest
@@ -28,6 +29,8 @@ class ObjectStore:
     """A server of S3's API with one bucket, `team`."""
 
     port: int
+    url: str = ""
+    """Its address, on loopback by default."""
 
     def objects(self) -> dict[str, bytes]:
         """Return every object, by its key."""
@@ -43,7 +46,7 @@ class ObjectStore:
     def _client(self) -> S3Store:
         given: Any = {"access_key_id": KEYS["accessKey"], "secret_access_key": KEYS["secretKey"]}
         given |= {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
-        return S3Store("team", endpoint=f"http://127.0.0.1:{self.port}", **given)
+        return S3Store("team", endpoint=self.url or f"http://127.0.0.1:{self.port}", **given)
 
 
 def variables_for(port: int) -> dict[str, str]:
@@ -53,26 +56,32 @@ def variables_for(port: int) -> dict[str, str]:
 
 
 @contextmanager
-def object_store(folder: Path) -> Iterator[ObjectStore]:
-    """Run a store whose files are in a folder."""
-    config, port, weed = folder / "keys.json", free_port(), Path(sys.executable).with_name("weed")
+def object_store(folder: Path, *options: str, url: str = "") -> Iterator[ObjectStore]:
+    """Run a store whose files are in a folder, on loopback, or by its `options` at a URL."""
+    store, weed = ObjectStore(urlsplit(url).port or free_port(), url), find_weed()
     if not weed.exists():
         pytest.skip("SeaweedFS has no wheel for this system")
-    actions = ["Admin", "Read", "Write", "List"]
+    config, actions = folder / "keys.json", ["Admin", "Read", "Write", "List"]
     identity = {"name": "team", "credentials": [KEYS], "actions": actions}
     config.write_text(json.dumps({"identities": [identity]}))
     command = [str(weed), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3"]
-    command += [f"-s3.port={port}", f"-s3.config={config}", "-volume.max=20"]
+    command += [f"-s3.port={store.port}", f"-s3.config={config}", "-volume.max=20", *options]
     command += [f"-{name}={free_port()}" for name in PORTS] + [f"-{name}" for name in OFF]
     with (folder / "weed.log").open("w") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
-        up = ObjectStore(port).answers
         try:
-            wait_until("the object store answers", lambda: server.poll() is not None or up())
-            yield ObjectStore(port)
+            wait_until(
+                "the object store answers", lambda: server.poll() is not None or store.answers()
+            )
+            yield store
         finally:
             server.kill()
             server.wait()
+
+
+def find_weed() -> Path:
+    """Return the program of SeaweedFS, which may not be there."""
+    return Path(sys.executable).with_name("weed")
 
 
 @dataclass
