@@ -24,7 +24,7 @@ export DO_NOT_TRACK ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup hello arithmetic smollm smollm-seeds mini-swe methods test stories short-stories faults check format constraints server server-postgres worker deploy bench golden peers llama formulas kills windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect servers wheel image clean
+.PHONY: help setup hello arithmetic smollm smollm-seeds mini-swe methods test stories short-stories faults check format constraints server server-postgres worker deploy bench golden peers llama formulas kills machines windows stops signals algorithms cookbook frameworks programs fuzz verifiers inspect servers wheel image clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -157,6 +157,9 @@ KILLS ?= 100
 
 kills: $(READY) ## kill training runs of one and of four rollout batches (KILLS=n each), and compare
 	$(BIN)/python -m benchmarks.interruptions.kills --kills $(KILLS) --batches 1 4
+
+machines: $(READY) ## lose the machine of a team's training run ten times (network namespaces: Linux, root), and compare
+	$(BIN)/python -m benchmarks.interruptions.lost_machines
 
 windows: $(READY) ## crash a run at each of its writes, before, after and torn, and compare
 	$(BIN)/python -m benchmarks.interruptions.crash_windows

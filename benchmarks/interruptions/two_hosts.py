@@ -1,140 +1,35 @@
 """A training run whose rollouts are played on other hosts, while these die, vanish and come.
 
-The hosts are network namespaces of this machine (Linux, root), joined by a bridge. They run the
-commands of docs/scaling.md. In one run a host joins, one is killed, one loses its network, and the
-flow is killed and resumed; its datums must then be those of a run in threads, byte for byte.
+The hosts are network namespaces of this machine (Linux, root), which run the commands of
+docs/scaling.md. In one run a host joins, one is killed, one loses its network, and the flow is
+killed and resumed; its datums must then be those of a run in threads, byte for byte.
 """
 
 import argparse
 import json
-import os
-import re
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.servers.hosts import (
+    SCHEDULER,
+    TRAIN,
+    WAITING_SECONDS,
+    WORKER,
+    Hosts,
+    dask,
+)
 from ratchet.tasks.recording.journal import read_journal
 from ratchet.tasks.recording.spans import BEGUN, ERROR, LLM, Span
 from ratchet.tasks.storage.run_folder import RunFolder
 
-ROOT = Path(__file__).parents[2]
-COMMANDS = re.findall(
-    r"^```sh\n(.*?)^```$", (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8"), re.M | re.S
-)
-_, CERTIFICATES, VARIABLES, SCHEDULER, WORKER, TRAIN = COMMANDS
-"""The commands of the document, in its order."""
-
 FLOW, NEAR, FAR = "flow", "near", "far"
-NUMBERS = {FLOW: 1, NEAR: 2, FAR: 3}
-NETWORK = "10.231.77"
-WAITING_SECONDS = 300.0
 JUST_NOW = 0.5
 STEPS, GROUPS, GROUP_SIZE = 5, 8, 4
-
-
-class Hosts:
-    """Network namespaces with one network, the processes in them, and the folder of all files."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._prefix = f"ratchet-{os.getpid()}"
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "Hosts":
-        with ExitStack() as stack:
-            for host in NUMBERS:
-                _ip("netns", "add", self._name(host))
-                stack.callback(_ip, "netns", "del", self._name(host))
-                self._inside(host, "link set lo up")
-            self._inside(FLOW, "link add bridge type bridge")
-            self._inside(FLOW, "link set bridge up")
-            self._inside(FLOW, f"addr add {address(FLOW)}/24 dev bridge")
-            for host in (NEAR, FAR):
-                other = self._name(host)
-                self._inside(FLOW, f"link add to-{host} type veth peer name wire netns {other}")
-                self._inside(FLOW, f"link set to-{host} master bridge up")
-                self._inside(host, f"addr add {address(host)}/24 dev wire")
-                self._inside(host, "link set wire up")
-            stack.callback(self._kill_all)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def run(self, host: str, name: str, script: str, **variables: str) -> None:
-        """Start a shell script on a host, with the variables of the document."""
-        inside = ["ip", "netns", "exec", self._name(host), "bash", "-c", f"{VARIABLES}\n{script}"]
-        with (self._folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                inside,
-                cwd=ROOT,
-                env=self.environment() | {"NODE": host} | variables,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment of every process."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("TINKER_", "PREFECT_"))}
-        return kept | {
-            "FLOW": address(FLOW),
-            "CERTS": str(self._folder / "certs"),
-            "RATCHET_RUNS": str(self._folder / "runs"),
-            "PREFECT_HOME": str(self._folder / "prefect"),
-            "PREFECT_LOGGING_LEVEL": "ERROR",
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PYTHONPATH": str(ROOT),
-            "HF_HUB_OFFLINE": "1",
-            "TINKER_TELEMETRY": "0",
-            "OMP_NUM_THREADS": "1",
-        }
-
-    def kill(self, name: str) -> float:
-        """Kill a script and its children; return when."""
-        process = self._processes.pop(name)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return time.time()
-
-    def kill_program(self, name: str) -> float:
-        """Kill the program that a script runs, and not the script; return when."""
-        subprocess.run(["pkill", "-KILL", "-P", str(self._processes[name].pid)], check=True)
-        return time.time()
-
-    def wait(self, name: str) -> int:
-        """Wait for the end of a script; return its exit status."""
-        return self._processes[name].wait(WAITING_SECONDS)
-
-    def ended(self, name: str) -> bool:
-        """Return whether a script has ended."""
-        return self._processes[name].poll() is not None
-
-    def connect(self, host: str, up: bool) -> float:
-        """Cut or mend the wire of a host; return when."""
-        self._inside(FLOW, f"link set to-{host} {'up' if up else 'down'}")
-        return time.time()
-
-    def _kill_all(self) -> None:
-        for name in list(self._processes):
-            self.kill(name)
-
-    def _inside(self, host: str, words: str) -> None:
-        _ip("-n", self._name(host), *words.split())
-
-    def _name(self, host: str) -> str:
-        return f"{self._prefix}-{host}"
 
 
 class Scene:
@@ -253,31 +148,11 @@ PLAYED = (BEGUN, LLM)
 ENDS = ("reward", ERROR)
 
 
-def address(host: str) -> str:
-    """Return the address of a host."""
-    return f"{NETWORK}.{NUMBERS[host]}"
-
-
-def permitted() -> bool:
-    """Return whether this process may make network namespaces."""
-    if shutil.which("ip") is None:
-        return False
-    probe = f"ratchet-probe-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True)
-    if made.returncode == 0:
-        _ip("netns", "del", probe)
-    return made.returncode == 0
-
-
 @contextmanager
 def cluster(folder: Path) -> Iterator[Hosts]:
     """Make the hosts and the certificates, and start the scheduler and a worker on one host."""
-    with Hosts(folder) as hosts:
-        script = CERTIFICATES.replace(".venv/bin/python", sys.executable)
-        variables = hosts.environment()
-        subprocess.run(
-            ["bash", "-ec", script], cwd=ROOT, env=variables, check=True, capture_output=True
-        )
+    with Hosts(folder, FLOW, NEAR, FAR) as hosts:
+        hosts.certify(hosts.address(FLOW))
         hosts.run(FLOW, "scheduler", dask(SCHEDULER))
         start_worker(hosts, NEAR)
         yield hosts
@@ -287,11 +162,6 @@ def start_worker(hosts: Hosts, host: str) -> float:
     """Start the document's worker on a host; return when."""
     hosts.run(host, f"worker-{host}", dask(WORKER))
     return time.time()
-
-
-def dask(command: str) -> str:
-    """Return a command line of the document with this Python's Dask."""
-    return command.replace(".venv/bin/dask", f"{sys.executable} -m dask")
 
 
 def play_scenes(hosts: Hosts, folder: Path) -> dict[str, float]:
@@ -357,10 +227,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{event:45} {seconds:6.1f} s")
         failed = play_poison(hosts, Path(name))
         print(f"poisonous rollouts that failed, of {GROUPS * GROUP_SIZE}: {len(failed)}")
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 if __name__ == "__main__":

@@ -152,10 +152,13 @@ def answers(api: httpx.Client) -> bool:
 
 
 def retry(api: httpx.Client, flow_run: dict[str, Any]) -> dict[str, Any]:
-    """Send what the button *Retry* of Prefect's UI sends; wait for the end."""
-    state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
-    answer = api.post(
-        f"/flow_runs/{flow_run['id']}/set_state", json={"state": state, "force": False}
-    )
-    assert answer.json()["status"] == "ACCEPT", answer.text
+    """Retry a flow run that has ended; wait for its end."""
+    press_retry(api, flow_run["id"])
     return wait_for_end(api, flow_run["id"])
+
+
+def press_retry(api: httpx.Client, flow_run: str) -> None:
+    """Send what the button *Retry* of Prefect's UI sends."""
+    state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
+    answer = api.post(f"/flow_runs/{flow_run}/set_state", json={"state": state, "force": False})
+    assert answer.json()["status"] == "ACCEPT", answer.text
