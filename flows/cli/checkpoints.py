@@ -160,10 +160,10 @@ def export(
     check_absent(out)
     model = None if push_to is None else check_push(push_to)
     weights = find_weights(checkpoint)
-    from ratchet.flows.export import ExportForm
-    from ratchet.flows.export import export as write
+    from ratchet.flows import export as exporting
 
-    exported = write(weights, out, ExportForm(format_, dtype, tolerance))
+    form = exporting.ExportForm(format_, dtype, tolerance)
+    exported = exporting.export(weights, out, form)
     show(f"{out} has {exported.name}, {exported.contents}")
     lines = {
         "checked": [str(exported.parity)],

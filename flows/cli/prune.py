@@ -14,11 +14,13 @@ from ratchet.adapters.errors import UserError, counted
 from ratchet.adapters.process.terminal import show
 from ratchet.adapters.tinker.engines import files_of, needs_engine, service_url
 from ratchet.flows.checkpoints.serving import connect_to
+from ratchet.flows.server.prefect_startup import check_prefect, start_server
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.comparison.promotions import read_promotions
 from ratchet.tasks.reports.facts import RunFacts
 from ratchet.tasks.storage.files import is_written, read_json
 from ratchet.tasks.storage.manifest import ancestors, recipe_of
+from ratchet.tasks.storage.owners import read_openings
 from ratchet.tasks.storage.plan_record import all_plans, child_runs
 from ratchet.tasks.storage.run_folder import (
     RunError,
@@ -72,15 +74,27 @@ def _remove_runs(
         why = f"kept, {kept[one.name]}" if one.name in kept else f"{one.size / 1e6:,.1f} MB"
         show(f"{one.name}: {why}")
     total = sum(one.size for one in removed)
-    for run in (run for one in removed for run in one.runs if yes):
-        if not run.engine_files() and (mine := _saved(run)):
-            parents = map(folder_of, ancestors(run))
-            shared = {path for parent in parents for path in _saved(parent)}
-            with _deleting(run) as delete:
-                for path in sorted(mine - shared):
-                    delete(path)
-        run.delete()
+    if yes and removed:
+        from ratchet.flows.server.deployed_runs import delete_flow_runs  # imports Prefect
+
+        check_prefect()
+        with start_server() as served, served():
+            for one in removed:
+                opened = [at for run in one.runs for at in read_openings(run.owners)]
+                delete_flow_runs([run.name for run in one.runs], opened)
+                for run in one.runs:
+                    _delete(run)
     return len(removed), total
+
+
+def _delete(run: RunFolder) -> None:
+    """Delete a run, first what its service has of it, but what a fork shares with its parents."""
+    if not run.engine_files() and (mine := _saved(run)):
+        shared = {path for name in ancestors(run) for path in _saved(folder_of(name))}
+        with _deleting(run) as delete:
+            for path in sorted(mine - shared):
+                delete(path)
+    run.delete()
 
 
 def _spare_checkpoints(

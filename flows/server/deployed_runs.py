@@ -8,6 +8,7 @@ Others wait on the server until a larger budget is approved.
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -51,8 +52,8 @@ NOT_BEGUN = {StateType.SCHEDULED, StateType.PENDING}
 
 Parameters = Mapping[str, Any]
 """Parameters of a flow run, the recipe among them."""
-TRAINING_FLOWS = (*ENTRYPOINTS.values(), "replay")
-"""Flows whose flow runs train a run."""
+TRAINING_FLOWS = FlowFilter(name=FlowFilterName(any_=[*ENTRYPOINTS.values(), "replay"]))
+"""Filter of the flows whose flow runs train a run."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +226,21 @@ def describe_failure(state: State[Any]) -> str:
     return (state.message or state.name or "failed").removeprefix(RAISED)
 
 
+def delete_flow_runs(runs: Collection[str], opened: Collection[str]) -> None:
+    """Delete the flow runs of runs: of those of their names, each in which one was `opened`.
+
+    The flow runs of another project's runs of these names had other ones open.
+    """
+    times = [datetime.strptime(f"{at}+0000", "%Y-%m-%d %H:%M:%S UTC%z") for at in opened]
+    with get_client(sync_client=True) as client:
+        for name in runs:
+            named = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
+            for one in client.read_flow_runs(flow_filter=TRAINING_FLOWS, flow_run_filter=named):
+                begun, ended = one.start_time, one.end_time or datetime.now(UTC)
+                if begun and any(begun - timedelta(seconds=1) <= at <= ended for at in times):
+                    client.delete_flow_run(one.id)
+
+
 def resume_waiting(run: str) -> bool:
     """Have the flow run of a run go on if it waits for approval; return whether it did.
 
@@ -237,7 +253,7 @@ def resume_waiting(run: str) -> bool:
     waiting = FlowRunFilter(name=FlowRunFilterName(any_=[run]), state=paused)
     with get_client(sync_client=True) as client:
         found = client.read_flow_runs(
-            flow_filter=FlowFilter(name=FlowFilterName(any_=[*TRAINING_FLOWS])),
+            flow_filter=TRAINING_FLOWS,
             flow_run_filter=waiting,
             sort=FlowRunSort.EXPECTED_START_TIME_DESC,
             limit=1,

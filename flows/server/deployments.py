@@ -62,7 +62,11 @@ UNWRAPPED = "1000"
 def run_server(port: int) -> None:
     """Become a Prefect server on loopback, with its UI, which would ask port 4200 for its data."""
     _check_database(PREFECT_API_DATABASE_CONNECTION_URL.value())
-    variables = {"PREFECT_UI_API_URL": f"http://{LOOPBACK}:{port}/api", **CONSOLE, **os.environ}
+    own = {
+        "PREFECT_UI_API_URL": f"http://{LOOPBACK}:{port}/api",
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,orphans",  # pages of deleted runs
+    }
+    variables = {**own, **CONSOLE, **os.environ}
     show("next: `ratchet deploy`, `ratchet worker`", sys.stderr)
     words = ("server", "start", "--host", LOOPBACK, "--port", str(port))
     os.execve(PREFECT[0], [*PREFECT, *words], variables)

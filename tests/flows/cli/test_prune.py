@@ -19,6 +19,8 @@ from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.support.runs.finished import write_finished, write_finished_stages
 from tests.support.runs.small_recipe import small_recipe
 
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
 OLD = "2020-01-01T00:00:00+00:00"
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import tinker
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from typer.testing import CliRunner
 
 from benchmarks.interruptions.compare_runs import list_faults, read_contents
@@ -18,6 +20,7 @@ from ratchet.flows.finetune import finetune
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.opening.run import open_run
 from ratchet.flows.recipe.given_recipes import FinetuneRecipe
+from ratchet.flows.server.deployed_runs import delete_flow_runs
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.reports.verification import find_damage
@@ -156,5 +159,13 @@ def test_prune_deletes_weights_on_the_service_that_the_environment_names(
         patch.delenv("TINKER_BASE_URL")
         prune("--older", "0")
         assert (left(), run.exists()) == (there, True)
+    delete_flow_runs(["served"], ["2020-01-01 00:00:00 UTC"])  # another project's run
+    assert flow_runs("served") == 1
     prune("--older", "0")
-    assert (left(), run.exists()) == (set(), False)
+    assert (left(), run.exists(), flow_runs("served")) == (set(), False, 0)
+
+
+def flow_runs(name: str) -> int:
+    with get_client(sync_client=True) as client:
+        named = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
+        return len(client.read_flow_runs(flow_run_filter=named))
