@@ -2,6 +2,7 @@
 
 Each has a process of its own, on one engine that is there already. A proxy before the engine sees
 the first request, and the program is killed. A dry run has an engine of its own, and is not here.
+Then the commands that only read are timed to their end.
 """
 
 import argparse
@@ -16,10 +17,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from openai import OpenAI
 
-from benchmarks.measuring import Comparison, describe_machine, format_table, note, paired_ratio
+from benchmarks.measuring import (
+    Comparison,
+    describe_machine,
+    format_table,
+    note,
+    paired_ratio,
+    time_in_turns,
+)
 from benchmarks.run_speed import BARE, ROOT, SETTINGS, format_range, make_plan, start_engine
 from ratchet.flows.recipe.loading import named_recipe
 from tests.support.servers.fault_proxy import FaultProxy, proxied
@@ -34,6 +43,15 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "serve": ["serve", "local/tiny-chat"],
 }
 GOAL = "2.2"
+READING: Mapping[str, Sequence[str]] = {
+    "--help": [],
+    "keys": [],
+    "runs": [],
+    "find": ["you", "--run", RUN],
+    "costs": [RUN],
+    "report": [RUN],
+}
+READING_GOAL = "0.4 s"
 
 
 def main() -> None:
@@ -59,6 +77,7 @@ def main() -> None:
             took[BARE].append(start(bare_loop(folder)))
             for name, words in COMMANDS.items():
                 took[name].append(start([*ratchet, *words], asking=name == "serve"))
+        table = time_reading([sys.executable, *ratchet], variables, arguments.rounds)
     theirs = took.pop(BARE)
     rows = [["", BARE, format_range(theirs), ""]]
     for name, ours in took.items():
@@ -67,6 +86,21 @@ def main() -> None:
         )
         note(Comparison(f"start of `ratchet {name}`", ours, BARE, theirs, limit=GOAL))
     print(format_table("Seconds to the first request for tokens", ("", "peer", "s", "ratio"), rows))
+    print(table)
+
+
+def time_reading(ratchet: Sequence[str], variables: Mapping[str, str], rounds: int) -> str:
+    """Time the commands that only read; return the table."""
+    how: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, **variables}, "check": True}
+    how["stdout"] = subprocess.DEVNULL
+    commands = {name: [*ratchet, name, *words] for name, words in READING.items()}
+    timed = {name: partial(subprocess.run, command, **how) for name, command in commands.items()}
+    rows = []
+    for name, took in time_in_turns(timed, rounds).items():
+        walls, cpu = [one.wall for one in took], [one.cpu for one in took]
+        rows.append([f"ratchet {name}", format_range(walls), format_range(cpu)])
+        note(Comparison(f"`ratchet {name}`", walls, limit=READING_GOAL))
+    return format_table("Seconds of commands that only read", ("", "s", "processor time"), rows)
 
 
 def bare_loop(folder: Path) -> list[str]:

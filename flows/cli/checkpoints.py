@@ -16,6 +16,7 @@ from ratchet.flows.cli.commands import AsJson, Name, Overrides, Port, Verbose
 from ratchet.flows.cli.training import call_flow
 from ratchet.flows.opening.eval_targets import find_target
 from ratchet.flows.recipe.loading import named_recipe
+from ratchet.tasks.comparison.comparisons import most_different
 from ratchet.tasks.reports.tables import describe_comparison, scores_table
 from ratchet.tasks.storage.files import check_absent
 from ratchet.tasks.storage.manifest import recipe_of
@@ -95,7 +96,8 @@ def compare(
     if as_json:
         write_json(comparison.model_dump(mode="json"))
     else:
-        show(describe_comparison(comparison, terminal_width()))
+        apart = {one.target: most_different(comparison, one.target) for one in comparison.targets}
+        show(describe_comparison(comparison, apart, terminal_width()))
     if gate:
         comparison.check_gains()
 

@@ -20,9 +20,10 @@ COMMANDS = {
     "new_project": {
         "init": "Write a project of your own: an agent, its data set, its recipe and its test.",
         "pins": "Print the versions that Ratchet was tested with, for pip.",
+        "keys": "List the keys of a recipe, for --set.",
+        "fetch": "Bring a small real model onto this machine, as a base for recipes.",
     },
     "recipes": {
-        "keys": "List the keys of a recipe, for --set.",
         "dryrun": "Play a few examples, or show texts or pairs as they are trained; train nothing.",
         "doctor": "Say what a Tinker service offers, lacks, and takes but does not honour.",
         "import trinity": "Make a recipe of Trinity-RFT's YAML, and say what has no counterpart.",
@@ -58,7 +59,6 @@ COMMANDS = {
         "deploy": "Put the deployments of prefect.yaml and a work pool on the Prefect server.",
         "worker": "Run what the Prefect server schedules, until Ctrl-C.",
     },
-    "fetch_model": {"fetch": "Bring a small real model onto this machine, as a base for recipes."},
 }
 """Modules with commands → their words, whose last is the function's name → what they do."""
 

@@ -1,4 +1,4 @@
-"""The commands about a recipe: its keys, its import, a dry run of it, and where it is trained."""
+"""The commands about a recipe: its import, a dry run of it, and where it is trained."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from ratchet.flows.cli.commands import AsJson, Name, Overrides, Verbose
 from ratchet.flows.importing.trinity import import_trinity
 from ratchet.flows.opening.checks import check_start
 from ratchet.flows.recipe.given_examples import GivenRecipe
-from ratchet.flows.recipe.loading import named_recipe, recipe_options
+from ratchet.flows.recipe.loading import named_recipe
 from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.recipe.run_recipe import RunRecipe
 from ratchet.tasks.reports.facts import ask_failures
@@ -28,19 +28,6 @@ from ratchet.tasks.storage.run_folder import folder_of, name_run
 
 EXAMPLES = 4
 """Examples that are played, or rows that are shown, by default."""
-
-
-def keys(
-    of: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[FLOW] [SECTION]",
-            help="The flow (train, finetune, prefer, stages or sweep), a section of its recipe "
-            "such as optimizer, or both; by default all keys of train.",
-        ),
-    ] = None,
-) -> None:
-    show(recipe_options(*(of or [])))
 
 
 def trinity(

@@ -26,8 +26,6 @@ from ratchet.flows.recipe.given_examples import Dataset
 from ratchet.flows.recipe.run_recipe import RunRecipe, Teachers
 from ratchet.tasks.algorithm.advantages import ADVANTAGES, find_advantage
 from ratchet.tasks.algorithm.settings import check_source
-from ratchet.tasks.comparison.arms import Examples
-from ratchet.tasks.evaluations import played_means
 from ratchet.tasks.examples.reading import Source
 from ratchet.tasks.recording.scores import headline, is_scored, read_evaluation
 from ratchet.tasks.settings.algorithm import BASE, Algorithm, CreditAssignment, names_checkpoint
@@ -37,6 +35,7 @@ from ratchet.tasks.settings.rollouts import Answerer, Evaluation, Judge, PlaceOf
 from ratchet.tasks.settings.section import Refusals
 from ratchet.tasks.storage.manifest import ByStep
 from ratchet.tasks.storage.names import shard_name
+from ratchet.tasks.storage.plan_record import Examples
 from ratchet.tasks.storage.run_folder import RunError, RunFolder
 
 if TYPE_CHECKING:  # they import the SDK, which takes a while
@@ -277,6 +276,8 @@ class Recipe(RunRecipe):
         return found.mean, found.interval
 
     def read_examples(self, run: RunFolder, step: int, select: str) -> Examples:
+        from ratchet.tasks.evaluations import played_means  # loads slowly, with DuckDB
+
         split = {"reward": "test", "greedy": "greedy"}.get(select)
         drawn = self.evaluation.drawn_by(self.seed)
         means = {} if split is None else played_means(run, shard_name(split, step))

@@ -14,7 +14,6 @@ from ratchet.adapters.calls import POLICY, Sampling
 from ratchet.adapters.errors import UserError, counted
 from ratchet.adapters.project.hub import locate_dataset
 from ratchet.tasks.algorithm.settings import Settings
-from ratchet.tasks.comparison.arms import Examples
 from ratchet.tasks.examples.reading import Source, choose_teacher, data_files, fill_reads
 from ratchet.tasks.given.measures import read_measure
 from ratchet.tasks.settings.algorithm import names_checkpoint
@@ -33,6 +32,7 @@ from ratchet.tasks.settings.section import MOST_STEPS, TABLES, Refusals, Section
 from ratchet.tasks.storage.dotted_keys import flatten
 from ratchet.tasks.storage.files import is_written
 from ratchet.tasks.storage.manifest import ByStep, checksum, differences
+from ratchet.tasks.storage.plan_record import Examples
 from ratchet.tasks.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:  # they import the SDK, which takes a while

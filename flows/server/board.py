@@ -7,7 +7,6 @@ import hmac
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Lock
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -23,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ratchet.adapters.network.addresses import LOOPBACK_HOSTS, Listener
 from ratchet.adapters.network.app_server import AppServer
+from ratchet.tasks.recording.views import UNREADABLE
 from ratchet.tasks.reports.board import pages
 from ratchet.tasks.reports.board.searches import (
     ExampleSearch,
@@ -65,15 +65,13 @@ def serve_board(port: int = 0) -> Iterator[str]:
 
 def board_app(token: str) -> Starlette:
     """Return the application; it shows its pages only to requests with the token."""
-    drawing = Lock()  # matplotlib's settings are the process's
 
     def page(path: str, asked: type[Asked], render: Callable[..., str]) -> Route:
         """Make the route of a page, which `render` makes of the names in its path and the query."""
 
         def answer(request: Request) -> Response:
             query = asked.read(request.query_params.multi_items())
-            with drawing:
-                return HTMLResponse(render(*request.path_params.values(), query))
+            return HTMLResponse(render(*request.path_params.values(), query))
 
         return Route(path, answer)
 
@@ -95,7 +93,7 @@ def board_app(token: str) -> Starlette:
         exception_handlers={
             HTTPException: _refuse_address,
             ValidationError: _refuse_query,
-            **dict.fromkeys(BROKEN, _refuse_run),
+            **dict.fromkeys((*BROKEN, *UNREADABLE), _refuse_run),
         },
     )
 

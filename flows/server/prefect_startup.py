@@ -47,9 +47,7 @@ def start_server() -> Iterator[Callable[[], AbstractContextManager[None]]]:
     Prefect itself would start it when the flow is called, and never again. Ctrl-C does not reach
     it. Yields a function whose block waits for its answer, and has it as the server that is set.
     """
-    from prefect.settings import PREFECT_API_URL
-
-    if PREFECT_API_URL.value():
+    if _known_server():
         _drop_begun()  # a profile may name another server, which the environment does not
         yield nullcontext
         return
@@ -104,12 +102,16 @@ def _served(server: EmbeddedServer) -> Iterator[None]:
 
 def check_prefect() -> None:
     """Raise UserError if nothing listens at PREFECT_API_URL, or if no client reads the proxies."""
+    check_proxies()
+    if url := _known_server():
+        check_server(url, "mend PREFECT_API_URL, or unset it to run beside an embedded server")
+
+
+def _known_server() -> str | None:
+    """Return the address of a server that the environment or a profile names."""
     from prefect.settings import PREFECT_API_URL
 
-    check_proxies()
-    url = PREFECT_API_URL.value()
-    if url:
-        check_server(url, "mend PREFECT_API_URL, or unset it to run beside an embedded server")
+    return PREFECT_API_URL.value()
 
 
 def check_server(address: str, otherwise: str) -> None:

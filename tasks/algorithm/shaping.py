@@ -10,8 +10,6 @@ nor trained.
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 
-import duckdb
-
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.rewards import LARGEST
 
@@ -82,6 +80,8 @@ def shape_rewards(
 
 def _run(query: str, rewards: Sequence[RoleReward]) -> list[tuple[str, str, float | None]]:
     """Run the query over the rows of `rewards`, beside which it can read nothing."""
+    import duckdb  # loads slowly, and few recipes have a query
+
     try:
         with duckdb.connect(config=CONFIG) as connection:
             connection.execute(TABLE)

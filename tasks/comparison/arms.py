@@ -17,10 +17,8 @@ from ratchet.tasks.comparison.statistics import (
     interval_of_ratio,
     student95,
 )
-from ratchet.tasks.storage.plan_record import Arm, ChildResult
+from ratchet.tasks.storage.plan_record import Arm, ChildResult, Examples
 
-Examples = Mapping[str, tuple[float, float]]
-"""Held-out example of a run → its part of the run's measure, and its weight."""
 BySeed = Mapping[int, tuple[float, Examples]]
 """Seed of a run of an arm → what it has measured, and its examples."""
 

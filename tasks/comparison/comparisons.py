@@ -1,7 +1,7 @@
 """held-out examples that several targets played → a record of how they compare, pair by pair."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
 from math import fsum
@@ -9,11 +9,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel
 
 from ratchet.adapters.errors import UserError, counted
-from ratchet.tasks.comparison.statistics import Difference, find_difference
+from ratchet.tasks.comparison.statistics import CERTAIN, Interval, interval_of_mean
 from ratchet.tasks.recording.views import COMPARISONS
 from ratchet.tasks.storage.files import is_written, read_json, verified, write_json
 from ratchet.tasks.storage.manifest import COMPARED
@@ -27,6 +28,10 @@ MOST_DIFFERENT = 3
 
 COMPARISON_FILE = "comparison.json"
 
+MOST_ENUMERATED = 14
+"""Most differences whose signs are all tried; of more, DRAWS of their signs are drawn."""
+DRAWS, DRAWN_AT_ONCE = 20_000, 500
+
 ExampleRow = dict[str, Any]
 """An example as a target played it: a row of COMPARISONS."""
 
@@ -35,6 +40,53 @@ class NotBetter(UserError):
     """Refusal of a target that is not shown to be better."""
 
     status = 1
+
+
+class Difference(BaseModel, frozen=True):
+    """Mean difference of the rewards of paired examples, theirs less those they are compared with.
+
+    `interval` holds the mean with 95 % confidence; None if there are too few examples. `p_value` is
+    the chance of a mean as far from 0 if either reward of an example might have been the other's.
+    """
+
+    examples: int
+    mean: float | None
+    interval: Interval | None
+    p_value: float | None
+    won: int
+    lost: int
+    tied: int
+
+    @property
+    def is_gain(self) -> bool:
+        """Whether chance does not explain the difference, and the interval lies above 0.
+
+        Where every example was won, its width alone is for examples that are not among them.
+        """
+        if self.interval is None or self.p_value is None:
+            return False
+        return (self.interval[0] > 0 or self.won == self.examples) and self.p_value <= CERTAIN
+
+    def __str__(self) -> str:
+        if self.mean is None or self.interval is None:
+            return f"not known from {counted(self.examples, 'example')}"
+        lower, upper = self.interval
+        return f"{self.mean:+.3f} ({lower:+.3f} to {upper:+.3f}, p = {self.p_value:.3g})"
+
+
+def find_difference(pairs: Sequence[tuple[float, float]]) -> Difference:
+    """Compare the first of each pair of an example's rewards with the second."""
+    differences = [first - second for first, second in pairs]
+    won, lost = (sum(sign * one > 0 for one in differences) for sign in (1, -1))
+    return Difference(
+        examples=len(pairs),
+        mean=fmean(differences) if pairs else None,
+        interval=interval_of_mean(differences),
+        p_value=sign_flip_p_value(differences) if pairs else None,
+        won=won,
+        lost=lost,
+        tied=len(pairs) - won - lost,
+    )
 
 
 class ComparedTarget(BaseModel, frozen=True):
@@ -186,3 +238,27 @@ def _pairs(
 
 def _examples(rows: Sequence[ExampleRow]) -> list[tuple[int, str]]:
     return [(row["example_id"], row["example"]) for row in rows]
+
+
+def sign_flip_p_value(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of Fisher's randomization test of paired differences.
+
+    It is the share of all choices of the differences' signs that have a mean as far from 0; of more
+    than MOST_ENUMERATED differences it is estimated, always by the same draws. For differences of
+    -1, 0 and 1 it is McNemar's exact test.
+    """
+    moved = np.array([one for one in differences if one], np.float64)
+    least = abs(moved.sum()) - 1e-9
+    far = [np.abs(signs @ moved) >= least for signs in _choose_signs(len(moved))]
+    return float(np.concatenate(far).mean())
+
+
+def _choose_signs(count: int) -> Iterator[np.ndarray]:
+    """Yield choices of signs, a row each: all of them, or the given one and draws."""
+    if count <= MOST_ENUMERATED:
+        yield (np.arange(2**count)[:, None] >> np.arange(count)) % 2 * 2 - 1
+        return
+    generator = np.random.default_rng(0)
+    yield np.ones((1, count))
+    for _ in range(DRAWS // DRAWN_AT_ONCE):
+        yield generator.integers(0, 2, (DRAWN_AT_ONCE, count)) * 2 - 1

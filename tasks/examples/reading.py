@@ -1,19 +1,33 @@
 """dataset → examples: the rows of one split, of a file or of a folder, and what a teacher reads."""
 
+import gzip
+import io
 import json
+import logging
 import re
-from collections.abc import Container, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from string import Template
-from typing import Any, Literal, TypedDict
+from typing import IO, Any, Literal, TypedDict, cast
 
 from ratchet.adapters.errors import counted, did_you_mean, listed
 from ratchet.adapters.project.modules import locate
-from ratchet.tasks.examples.rows import ROW_READERS, DatasetError, kind_of, read_rows
+from ratchet.tasks.examples.rows import (
+    BadFile,
+    BadRow,
+    DatasetError,
+    check_memory,
+    check_row,
+    read_csv,
+    read_json,
+    read_json_lines,
+)
 
 README = Path("datasets/README.md")
 PART_SUFFIX = r"(-(?P<number>\d+)(-of-(?P<count>\d+))?)?"
@@ -23,6 +37,7 @@ SPLIT = "split"
 MOST_NAMED = 6
 """Names that a refusal lists."""
 
+log = logging.getLogger(__name__)
 
 Order = Literal["shuffled", "sequential"]
 """Order of a pass: shuffled anew for each, or as in the file. A pass draws every example once."""
@@ -317,3 +332,64 @@ def read_before(text: str, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
         first, *rest = messages
         return [{**first, "content": f"{text}\n\n{first['content']}"}, *rest]
     return [{"role": SYSTEM_ROLE, "content": text}, *messages]
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Read the rows of a file of a kind in ROW_READERS; DatasetError tells row and fault."""
+    rows: list[dict[str, Any]] = []
+    try:
+        with _opened(file) as opened:
+            check_memory(file.stat().st_size)
+            for row in ROW_READERS[kind_of(file)](opened):
+                check_row(row)
+                rows.append(row)
+    except BadFile as error:
+        raise DatasetError(f"{file} {error}") from error
+    except BadRow as error:
+        raise DatasetError(f"row {len(rows)} of {file} {error}") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DatasetError(f"{file} is no whole gzip file; write it again") from error
+    except OSError as error:
+        raise DatasetError(f"{file} cannot be read ({error.strerror}); mend that") from error
+    for number, row in enumerate(rows):
+        if lost := getattr(row, "lost", None):
+            said = "row %d of %s %s; such cells are left out of what agents are given"
+            log.warning(said, number, file, next(iter(lost.values())))
+            break
+    return rows
+
+
+def kind_of(file: Path) -> str:
+    """Return the ending of a file's name that says how it is read."""
+    return "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[IO[Any]]:
+    """Open a file, a text unpacked and after the mark of UTF-8.
+
+    Bytes that are no UTF-8 become halves of surrogate pairs, which no row may have.
+    """
+    with file.open("rb") as opened:
+        if kind_of(file) == ".parquet":
+            yield opened
+            return
+        with gzip.open(opened) if file.suffix == ".gz" else opened as unpacked:
+            binary = cast(IO[bytes], unpacked)
+            yield io.TextIOWrapper(binary, "utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _read_parquet(opened: IO[bytes]) -> Iterator[dict[str, Any]]:
+    from ratchet.tasks.examples.parquet_rows import read_parquet  # loads slowly, with Arrow
+
+    return read_parquet(opened)
+
+
+ROW_READERS: Mapping[str, Callable[[IO[Any]], Iterator[Any]]] = {
+    ".csv": read_csv,
+    ".jsonl": read_json_lines,
+    ".jsonl.gz": read_json_lines,
+    ".json": read_json,
+    ".parquet": _read_parquet,
+}
+"""Ending of a file's name → how its rows are read."""

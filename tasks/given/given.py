@@ -222,7 +222,7 @@ def bind_given(
     for name, source in sources.items():
         log.info("%s: %s", source.name, describe_counts(counts[name]))
     schema = given.schema
-    if COUNTS_KEY in (schema.metadata or {}):
+    if COUNTS_KEY.encode() in (schema.metadata or {}):
         schema = schema.with_metadata({COUNTS_KEY: json.dumps(counts)})
     write_table(pa.Table.from_pylist([*chain.from_iterable(rows.values())], schema=schema), path)
 

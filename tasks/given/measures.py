@@ -1,21 +1,16 @@
 """Measures of a checkpoint on held-out units, with their intervals."""
 
-import json
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import sqrt
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-import numpy as np
 from pydantic import BaseModel
 
-from ratchet.tasks.comparison.statistics import Z95, Gain, find_gain, find_unpaired_gain
-from ratchet.tasks.storage.files import read_json
-from ratchet.tasks.storage.tables import read_table
+from ratchet.tasks.comparison.statistics import Gain, find_gain, find_unpaired_gain
+from ratchet.tasks.storage.files import read_footer, read_json
 
-COUNTS_KEY = b"counts"
+COUNTS_KEY = "counts"
 """Key of a file's metadata: how many units each source has, and how many were lost."""
 
 
@@ -51,69 +46,9 @@ def find_measured_gain(first: HeldOutMeasure, last: HeldOutMeasure) -> Gain | No
     return None if gain is None else replace(gain, of_loss=first.measure == "loss")
 
 
-def measure_loss(
-    names: Sequence[tuple[str, int]], lost: "Sequence[SequenceLoss]", beside: Mapping[str, float]
-) -> HeldOutMeasure:
-    """Measure the loss over sequences, whose texts have names: a source and a number there.
-
-    The standard error is for a ratio of two means over examples, since tokens of one text are not
-    independent (Cochran 1977, 6.4).
-    """
-    sources: dict[str, dict[int, list[SequenceLoss]]] = defaultdict(lambda: defaultdict(list))
-    for (source, number), one in zip(names, lost, strict=True):
-        sources[source][number].append(one)
-    of_source = {source: [*examples.values()] for source, examples in sources.items()}
-    examples = [example for of_one in of_source.values() for example in of_one]
-    loss, error = _estimate(examples)
-    named = {source: _estimate(of_one)[0] for source, of_one in of_source.items() if source}
-    return HeldOutMeasure(
-        measure="loss",
-        examples=len(examples),
-        tokens=sum(one.tokens for one in lost),
-        value=loss,
-        standard_error=error,
-        interval=None if error is None else (loss - Z95 * error, loss + Z95 * error),
-        beside={**beside, **{f"loss/{source}": loss for source, loss in named.items()}},
-        by_example=tuple(map(_sum, examples)),
-    )
-
-
-@dataclass(frozen=True)
-class SequenceLoss:
-    """Loss of a sequence over its trained tokens: its nats, also weighted, and the weights' sum."""
-
-    nats: float
-    weighted: float
-    weight: float
-    tokens: int
-
-    @classmethod
-    def of(cls, losses: np.ndarray, weights: np.ndarray) -> Self:
-        own = weights[-len(losses) :].astype(np.float64)
-        trained = own > 0
-        lost = losses.astype(np.float64)[trained]
-        weighted = float(own[trained] @ lost)
-        return cls(float(lost.sum()), weighted, float(own.sum()), int(trained.sum()))
-
-
-def _sum(example: Sequence[SequenceLoss]) -> tuple[float, float]:
-    """Sum the weighted loss of an example's sequences, and the weights."""
-    return sum(one.weighted for one in example), sum(one.weight for one in example)
-
-
-def _estimate(examples: Sequence[Sequence[SequenceLoss]]) -> tuple[float, float | None]:
-    sums, weights = np.array([_sum(own) for own in examples]).T
-    loss, count = float(sums.sum() / weights.sum()), len(examples)
-    if count < 2:
-        return loss, None
-    residuals = sums - loss * weights
-    spread = count / (count - 1) * float(residuals @ residuals)
-    return loss, sqrt(spread) / float(weights.sum())
-
-
 def read_counts(units: Path) -> Mapping[str, Mapping[str, int]]:
     """Return for each source what was counted when its units became tokens."""
-    return json.loads(read_table(units, []).schema.metadata[COUNTS_KEY])
+    return read_footer(units, COUNTS_KEY)
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:

@@ -4,21 +4,22 @@ A teacher reads the texts once; its likeliest tokens are a file for each part of
 """
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from math import ceil
+from math import ceil, sqrt
 from math import log as natural
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import pyarrow as pa
 
 from ratchet.adapters.rendering.chat import Chat
 from ratchet.tasks.algorithm.distillation import NO_TOKEN, find_distillation
+from ratchet.tasks.comparison.statistics import Z95
 from ratchet.tasks.datums import TAUGHT_DATUM_SCHEMA, given_datum
 from ratchet.tasks.examples.reading import DatasetError, fill_reads
 from ratchet.tasks.given.conversations import WeightedTokens, tokenize
@@ -32,13 +33,7 @@ from ratchet.tasks.given.given import (
     WrittenUnits,
     leaves_out,
 )
-from ratchet.tasks.given.measures import (
-    COUNTS_KEY,
-    HeldOutMeasure,
-    SequenceLoss,
-    describe_counts,
-    measure_loss,
-)
+from ratchet.tasks.given.measures import COUNTS_KEY, HeldOutMeasure, describe_counts
 from ratchet.tasks.recording.step_log import Metrics
 from ratchet.tasks.scoring import LikeliestScorer, Reference, count_from_first, score_tokens
 from ratchet.tasks.settings.given import ALONE, TRAIN, Batches, Lengths, TextBatches, Trained
@@ -237,6 +232,66 @@ class Texts(Given):
             bits = sum(one.nats for one in lost) / natural(2)
             beside["bits_per_byte"] = bits / max(1, sum(rows["bytes"].to_pylist()))
         return measure_loss(self.names(rows), lost, beside)
+
+
+def measure_loss(
+    names: Sequence[tuple[str, int]], lost: "Sequence[SequenceLoss]", beside: Mapping[str, float]
+) -> HeldOutMeasure:
+    """Measure the loss over sequences, whose texts have names: a source and a number there.
+
+    The standard error is for a ratio of two means over examples, since tokens of one text are not
+    independent (Cochran 1977, 6.4).
+    """
+    sources: dict[str, dict[int, list[SequenceLoss]]] = defaultdict(lambda: defaultdict(list))
+    for (source, number), one in zip(names, lost, strict=True):
+        sources[source][number].append(one)
+    of_source = {source: [*examples.values()] for source, examples in sources.items()}
+    examples = [example for of_one in of_source.values() for example in of_one]
+    loss, error = _estimate(examples)
+    named = {source: _estimate(of_one)[0] for source, of_one in of_source.items() if source}
+    return HeldOutMeasure(
+        measure="loss",
+        examples=len(examples),
+        tokens=sum(one.tokens for one in lost),
+        value=loss,
+        standard_error=error,
+        interval=None if error is None else (loss - Z95 * error, loss + Z95 * error),
+        beside={**beside, **{f"loss/{source}": loss for source, loss in named.items()}},
+        by_example=tuple(map(_sum, examples)),
+    )
+
+
+@dataclass(frozen=True)
+class SequenceLoss:
+    """Loss of a sequence over its trained tokens: its nats, also weighted, and the weights' sum."""
+
+    nats: float
+    weighted: float
+    weight: float
+    tokens: int
+
+    @classmethod
+    def of(cls, losses: np.ndarray, weights: np.ndarray) -> Self:
+        own = weights[-len(losses) :].astype(np.float64)
+        trained = own > 0
+        lost = losses.astype(np.float64)[trained]
+        weighted = float(own[trained] @ lost)
+        return cls(float(lost.sum()), weighted, float(own.sum()), int(trained.sum()))
+
+
+def _sum(example: Sequence[SequenceLoss]) -> tuple[float, float]:
+    """Sum the weighted loss of an example's sequences, and the weights."""
+    return sum(one.weighted for one in example), sum(one.weight for one in example)
+
+
+def _estimate(examples: Sequence[Sequence[SequenceLoss]]) -> tuple[float, float | None]:
+    sums, weights = np.array([_sum(own) for own in examples]).T
+    loss, count = float(sums.sum() / weights.sum()), len(examples)
+    if count < 2:
+        return loss, None
+    residuals = sums - loss * weights
+    spread = count / (count - 1) * float(residuals @ residuals)
+    return loss, sqrt(spread) / float(weights.sum())
 
 
 class LongerTexts:

@@ -2,38 +2,41 @@
 
 import json
 import logging
+import math
 import os
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from io import FileIO
 from pathlib import Path
 from threading import Event, Lock
-from typing import IO, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
+import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.process.child import keep_from_children
 from ratchet.durable.files import Tail, lock_file, sync
 from ratchet.tasks.recording.records import ShortCalls, WholeCalls
 from ratchet.tasks.recording.spans import (
-    SPAN_SCHEMA,
+    CREDIT,
+    LLM,
+    REWARD,
+    SPAN_KINDS,
     TIMES,
     CallTokens,
     Span,
-    check_span,
     count_tokens,
+    footer_of,
     rows_of,
     span_identity,
-    spans_table,
 )
-from ratchet.tasks.storage.files import is_full, is_written, verified
+from ratchet.tasks.storage.files import is_full, is_written
 from ratchet.tasks.storage.tables import read_table, row_groups, write_parts
 
 OPENING = b'{"crc32": "%08x", "span": '
@@ -49,8 +52,62 @@ FULL_SECONDS = 1.0
 ROWS_TOGETHER = 256
 """Rows, at least, of the rollouts whose spans are in memory at once while a journal is sealed."""
 
-TOKENS_KEY = "ratchet.tokens"
-"""Key of a sealed batch's footer: the tokens of its calls."""
+JSON = ("messages", "reply", "tools", "attributes")
+NUMBERS = {"prompt_token_ids": np.int32, "response_token_ids": np.int32, "logprobs": np.float32}
+
+_time = pa.timestamp("us", "UTC")
+_tokens = pa.list_(pa.field("element", pa.int32(), nullable=False))
+_numbers = pa.list_(pa.field("element", pa.float32(), nullable=False))
+
+SPAN_SCHEMA = pa.schema(
+    [
+        ("run_id", pa.string()),
+        ("shard", pa.string()),
+        ("step", pa.int32()),
+        ("group_id", pa.string()),
+        ("rollout_id", pa.string()),
+        ("attempt", pa.int32()),
+        ("role", pa.string()),
+        ("call", pa.int32()),
+        ("span_id", pa.string()),
+        ("kind", pa.string()),
+        ("started", _time),
+        ("ended", _time),
+        ("status", pa.string()),
+        ("error_type", pa.string()),
+        ("error_message", pa.string()),
+        ("gen_ai_operation_name", pa.string()),
+        ("gen_ai_provider_name", pa.string()),
+        ("gen_ai_request_model", pa.string()),
+        ("gen_ai_request_temperature", pa.float64()),
+        ("gen_ai_request_top_p", pa.float64()),
+        ("gen_ai_request_top_k", pa.int32()),
+        ("gen_ai_request_max_tokens", pa.int32()),
+        ("gen_ai_request_seed", pa.int64()),
+        ("gen_ai_response_id", pa.string()),
+        ("gen_ai_response_finish_reasons", pa.list_(pa.string())),
+        ("gen_ai_usage_input_tokens", pa.int32()),
+        ("gen_ai_usage_output_tokens", pa.int32()),
+        ("messages", pa.json_()),
+        ("reply", pa.json_()),
+        ("tools", pa.json_()),
+        ("attributes", pa.json_()),
+        ("request_sha", pa.string()),
+        ("recalled", pa.bool_()),
+        ("policy_version", pa.string()),
+        ("renderer", pa.string()),
+        ("tokenizer_sha", pa.string()),
+        ("prompt_token_ids", _tokens),
+        ("response_token_ids", _tokens),
+        ("logprobs", _numbers),
+        ("kept_tokens", pa.int32()),
+        ("kept_call", pa.int32()),
+        ("kept_span_id", pa.string()),
+        ("kept_how", pa.string()),
+        ("reward_name", pa.string()),
+        ("reward", pa.float64()),
+    ]
+)
 
 log = logging.getLogger(__name__)
 
@@ -205,17 +262,6 @@ def seal(journal: Path, parquet: Path) -> Path:
     return parquet
 
 
-def footer_of(tokens: CallTokens) -> dict[str, str]:
-    """Return the metadata of a sealed batch."""
-    return {TOKENS_KEY: json.dumps([*tokens.items()])}
-
-
-def read_tokens(sealed: Path) -> CallTokens:
-    """Read the tokens of a sealed batch's calls; Damaged if the file has changed since."""
-    footer = pq.read_metadata(verified(sealed)).metadata
-    return {tuple(key): Counter(sums) for key, sums in json.loads(footer[TOKENS_KEY.encode()])}
-
-
 def _tables(journal: Path, tokens: CallTokens) -> Iterator[pa.Table]:
     """Yield the rows of some rollouts at a time, in order; one table at least, if without a row."""
     rows: list[Span] = []
@@ -333,3 +379,49 @@ def _parse(data: bytes) -> Span:
         with suppress(ValueError):  # orjson reads no half of a surrogate pair
             return orjson.loads(data)
     return json.loads(data)
+
+
+def check_span(span: Span) -> None:
+    """Refuse (ValueError) a span that the assembly of trajectories would misread."""
+    unknown = span.keys() - set(SPAN_SCHEMA.names)
+    if unknown:
+        raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see SPAN_SCHEMA")
+    if span.get("kind") not in SPAN_KINDS:
+        raise ValueError(
+            f"a span's kind is one of {', '.join(SPAN_KINDS)}, not {span.get('kind')!r}"
+        )
+    if span["kind"] == LLM:
+        _check_tokens(span)
+    given = span.get("reward") is not None or span["kind"] == CREDIT
+    if span["kind"] in (REWARD, CREDIT) and given and not math.isfinite(span["reward"]):
+        raise ValueError(f"{span['span_id']} has the reward {span['reward']}; it must be finite")
+
+
+def _check_tokens(span: Span) -> None:
+    who, logprobs, kept = span["span_id"], span["logprobs"], span["kept_tokens"]
+    asked, answered = len(span["prompt_token_ids"]), len(span["response_token_ids"])
+    if len(logprobs) != answered:
+        raise ValueError(f"{who} has {answered} tokens and {len(logprobs)} log-probabilities")
+    if not all(map(math.isfinite, logprobs)):
+        raise ValueError(f"{who} has a log-probability that is not a finite number")
+    if not 0 <= kept <= asked:
+        raise ValueError(f"{who} keeps {kept} tokens of a prompt of {asked}")
+
+
+def spans_table(spans: Iterable[Span]) -> pa.Table:
+    """Convert spans to an Arrow table, sorted so that similar prompts lie together."""
+    rows = sorted(spans, key=_order)
+    return pa.Table.from_pylist([_for_arrow(span) for span in rows], schema=SPAN_SCHEMA)
+
+
+def _order(span: Span) -> tuple[Any, ...]:
+    """Return the sort key: rollout, attempt, role, call; spans without a role come last."""
+    role, call = span.get("role"), span.get("call")
+    return span["rollout_id"], span["attempt"], role is None, role or "", call or 0, span["kind"]
+
+
+def _for_arrow(span: Span) -> Span:
+    """Return a span with its JSON as text, and its numbers as arrays, which Arrow copies whole."""
+    texts = {k: json.dumps(span[k], ensure_ascii=False) for k in JSON if span.get(k) is not None}
+    numbers = {k: np.asarray(span[k], t) for k, t in NUMBERS.items() if span.get(k) is not None}
+    return span | texts | numbers

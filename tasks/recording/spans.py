@@ -1,27 +1,25 @@
-"""The schema of spans: the records of calls, refusals, rewards and errors of a run.
+"""Spans: the records of calls, refusals, rewards and errors of a run.
 
 The `gen_ai_` columns are OpenTelemetry's attributes of that name.
 """
 
 import json
-import math
 import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import numpy as np
-import pyarrow as pa
 
 from ratchet.adapters.calls import Begun, CallId, Completion, RefusedCall
 from ratchet.adapters.dialects.instructions import instruction_of
 from ratchet.adapters.player_protocol import Failure, RolloutEnd
 from ratchet.adapters.redaction import redact
 from ratchet.adapters.rewards import Reward, RewardError, check_reward, check_roles
+from ratchet.tasks.storage.files import read_footer
 from ratchet.tasks.storage.names import parse_rollout
 
 Span = dict[str, Any]
@@ -38,68 +36,13 @@ OURS, OTHER = "ratchet", "other"
 ERROR_PLACE = r" at \S+:\d+$"
 """End of an error's message that says at which line of the agent's code the error came."""
 
-_time = pa.timestamp("us", "UTC")
-_tokens = pa.list_(pa.field("element", pa.int32(), nullable=False))
-_numbers = pa.list_(pa.field("element", pa.float32(), nullable=False))
-
-SPAN_SCHEMA = pa.schema(
-    [
-        ("run_id", pa.string()),
-        ("shard", pa.string()),
-        ("step", pa.int32()),
-        ("group_id", pa.string()),
-        ("rollout_id", pa.string()),
-        ("attempt", pa.int32()),
-        ("role", pa.string()),
-        ("call", pa.int32()),
-        ("span_id", pa.string()),
-        ("kind", pa.string()),
-        ("started", _time),
-        ("ended", _time),
-        ("status", pa.string()),
-        ("error_type", pa.string()),
-        ("error_message", pa.string()),
-        ("gen_ai_operation_name", pa.string()),
-        ("gen_ai_provider_name", pa.string()),
-        ("gen_ai_request_model", pa.string()),
-        ("gen_ai_request_temperature", pa.float64()),
-        ("gen_ai_request_top_p", pa.float64()),
-        ("gen_ai_request_top_k", pa.int32()),
-        ("gen_ai_request_max_tokens", pa.int32()),
-        ("gen_ai_request_seed", pa.int64()),
-        ("gen_ai_response_id", pa.string()),
-        ("gen_ai_response_finish_reasons", pa.list_(pa.string())),
-        ("gen_ai_usage_input_tokens", pa.int32()),
-        ("gen_ai_usage_output_tokens", pa.int32()),
-        ("messages", pa.json_()),
-        ("reply", pa.json_()),
-        ("tools", pa.json_()),
-        ("attributes", pa.json_()),
-        ("request_sha", pa.string()),
-        ("recalled", pa.bool_()),
-        ("policy_version", pa.string()),
-        ("renderer", pa.string()),
-        ("tokenizer_sha", pa.string()),
-        ("prompt_token_ids", _tokens),
-        ("response_token_ids", _tokens),
-        ("logprobs", _numbers),
-        ("kept_tokens", pa.int32()),
-        ("kept_call", pa.int32()),
-        ("kept_span_id", pa.string()),
-        ("kept_how", pa.string()),
-        ("reward_name", pa.string()),
-        ("reward", pa.float64()),
-    ]
-)
 COMPLETION = (
     *("started", "ended", "request_sha", "recalled", "policy_version", "renderer", "tokenizer_sha"),
     *("prompt_token_ids", "response_token_ids", "logprobs", "kept_tokens", "kept_call", "kept_how"),
 )
 """Columns of a call that have the name of what they hold of a Completion."""
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
-JSON = ("messages", "reply", "tools", "attributes")
 TIMES = ("started", "ended")
-NUMBERS = {"prompt_token_ids": np.int32, "response_token_ids": np.int32, "logprobs": np.float32}
 
 
 ATTEMPT = ("rollout_id", "attempt")
@@ -109,6 +52,8 @@ REQUEST = ("rollout_id", "role", "request_sha", "policy_version")
 SEEDED = (*REQUEST, "gen_ai_request_seed")
 
 USED, SET_ASIDE, UNANSWERED = "used", "set aside", "not answered"
+TOKENS_KEY = "ratchet.tokens"
+"""Key of a sealed batch's footer: the tokens of its calls."""
 USES = {REWARD: USED, ERROR: "failed", LLM: "interrupted"}
 """Kind of the end of an attempt, LLM without one → use of its calls."""
 
@@ -233,6 +178,16 @@ def count_tokens(spans: Sequence[Span], aside: Sequence[Span] = ()) -> CallToken
     return sums
 
 
+def footer_of(tokens: CallTokens) -> dict[str, str]:
+    """Return the metadata of a sealed batch."""
+    return {TOKENS_KEY: json.dumps([*tokens.items()])}
+
+
+def read_tokens(sealed: Path) -> CallTokens:
+    """Read the tokens of a sealed batch's calls; Damaged if the file has changed since."""
+    return {tuple(key): Counter(sums) for key, sums in read_footer(sealed, TOKENS_KEY)}
+
+
 def _count_sampled(call: Span) -> int:
     cut = (call.get("attributes") or {}).get("cut_tokens", 0)
     return (call.get("gen_ai_usage_output_tokens") or 0) + cut
@@ -306,28 +261,6 @@ def span_identity(span: Span) -> tuple[Any, ...]:
     return _values(span, ("rollout_id", "attempt", "kind", "role", "call", "reward_name"))
 
 
-def check_span(span: Span) -> None:
-    """Refuse (ValueError) a span that the assembly of trajectories would misread."""
-    unknown = span.keys() - set(SPAN_SCHEMA.names)
-    if unknown:
-        raise ValueError(f"a span has no column {', '.join(sorted(unknown))}; see SPAN_SCHEMA")
-    if span.get("kind") not in SPAN_KINDS:
-        raise ValueError(
-            f"a span's kind is one of {', '.join(SPAN_KINDS)}, not {span.get('kind')!r}"
-        )
-    if span["kind"] == LLM:
-        _check_tokens(span)
-    given = span.get("reward") is not None or span["kind"] == CREDIT
-    if span["kind"] in (REWARD, CREDIT) and given and not math.isfinite(span["reward"]):
-        raise ValueError(f"{span['span_id']} has the reward {span['reward']}; it must be finite")
-
-
-def spans_table(spans: Iterable[Span]) -> pa.Table:
-    """Convert spans to an Arrow table, sorted so that similar prompts lie together."""
-    rows = sorted(spans, key=_order)
-    return pa.Table.from_pylist([_for_arrow(span) for span in rows], schema=SPAN_SCHEMA)
-
-
 def cause_of(error: str) -> str:
     """Return what an error, `TYPE: MESSAGE`, shares with errors of its type at the same place."""
     place = re.search(ERROR_PLACE, error)
@@ -341,17 +274,6 @@ def without_secrets(value: Any) -> Any:
     if not isinstance(value, dict):
         return redact(value) if isinstance(value, str) else value
     return {k: "***" if SECRET.search(k) else without_secrets(v) for k, v in value.items()}
-
-
-def _check_tokens(span: Span) -> None:
-    who, logprobs, kept = span["span_id"], span["logprobs"], span["kept_tokens"]
-    asked, answered = len(span["prompt_token_ids"]), len(span["response_token_ids"])
-    if len(logprobs) != answered:
-        raise ValueError(f"{who} has {answered} tokens and {len(logprobs)} log-probabilities")
-    if not all(map(math.isfinite, logprobs)):
-        raise ValueError(f"{who} has a log-probability that is not a finite number")
-    if not 0 <= kept <= asked:
-        raise ValueError(f"{who} keeps {kept} tokens of a prompt of {asked}")
 
 
 def _of_rollout(rollout_id: str, attempt: int) -> Span:
@@ -377,16 +299,3 @@ def _of_call(call: CallId, kind: str) -> Span:
 
 def _call_id(call: CallId) -> str:
     return f"{call.rollout_id}.{call.attempt}.{call.role}.{call.number}"
-
-
-def _order(span: Span) -> tuple[Any, ...]:
-    """Return the sort key: rollout, attempt, role, call; spans without a role come last."""
-    role, call = span.get("role"), span.get("call")
-    return span["rollout_id"], span["attempt"], role is None, role or "", call or 0, span["kind"]
-
-
-def _for_arrow(span: Span) -> Span:
-    """Return a span with its JSON as text, and its numbers as arrays, which Arrow copies whole."""
-    texts = {k: json.dumps(span[k], ensure_ascii=False) for k in JSON if span.get(k) is not None}
-    numbers = {k: np.asarray(span[k], t) for k, t in NUMBERS.items() if span.get(k) is not None}
-    return span | texts | numbers

@@ -1,14 +1,18 @@
-"""sealed batches → what was said in each rollout."""
+"""sealed batches → what was said in each rollout, and the errors."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 from ratchet.adapters.calls import POLICY
-from ratchet.tasks.storage.files import verified
-from ratchet.tasks.storage.tables import query_beside, select
+from ratchet.tasks.recording.spans import ERROR_PLACE, REFUSED
+from ratchet.tasks.recording.views import Views
+from ratchet.tasks.storage.files import query_beside, verified
+from ratchet.tasks.storage.tables import select
 
 QUERY = query_beside(__file__)
+FAILURES_QUERY = query_beside(__file__, "failures")
 
 
 class Transcript(TypedDict):
@@ -64,3 +68,44 @@ def read_transcripts(spans: Sequence[Path]) -> list[Transcript]:
     """Read the rollouts of sealed batches, in order."""
     files = [verified(path) for path in spans]
     return select(QUERY, spans=files, policy=POLICY).to_pylist() if files else []
+
+
+@dataclass(frozen=True)
+class RecordedFailure:
+    """An error: its whole text, how often it occurred, and its rollouts, in words.
+
+    Its `kind` is `error` if it ended attempts, and `refused` if the door refused calls for it. The
+    text has the commonest of the `messages` of its type at the same line of code.
+    """
+
+    kind: str
+    error: str
+    times: int
+    messages: int
+    rollouts: str
+
+    def __str__(self) -> str:
+        refused = ", a call that was refused" if self.kind == REFUSED else ""
+        return f"{self.rollouts}{refused}{self.variety}:\n{self.error}"
+
+    @property
+    def variety(self) -> str:
+        """Number of its messages, in words; empty if there is one."""
+        return f", the commonest of {self.messages} messages" if self.messages > 1 else ""
+
+
+def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:
+    """Read the errors of sealed batches, the latest first; errors at one place are one failure."""
+    if not spans:
+        return []
+    batches = "with spans as (select * from parquet_rows($spans)) "
+    rows = select(
+        batches + FAILURES_QUERY, spans=[verified(path) for path in spans], place=ERROR_PLACE
+    )
+    return [RecordedFailure(**row) for row in rows.to_pylist()]
+
+
+def find_failures(views: Views) -> list[RecordedFailure]:
+    """Find the errors in the view `spans`, as `read_failures` does."""
+    rows = views.sql(FAILURES_QUERY, params={"place": ERROR_PLACE}).to_arrow_table()
+    return [RecordedFailure(**row) for row in rows.to_pylist()]

@@ -2,22 +2,26 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import duckdb
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+from pyarrow.fs import LocalFileSystem
 
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.bases import find_decoder
-from ratchet.tasks.recording.journal import read_spans
-from ratchet.tasks.recording.spans import SPAN_SCHEMA
+from ratchet.tasks.recording.journal import SPAN_SCHEMA, read_spans
 from ratchet.tasks.recording.step_log import read_metrics
-from ratchet.tasks.storage.files import read_json
+from ratchet.tasks.storage.files import query_beside, read_json, verified
 from ratchet.tasks.storage.manifest import compared_files, recipe_of
 from ratchet.tasks.storage.names import BatchName, parse_batch
 from ratchet.tasks.storage.run_folder import RunFolder
-from ratchet.tasks.storage.tables import PRELUDE, query_beside, scan_tables
+from ratchet.tasks.storage.tables import PRELUDE
 
 TOKENS_QUERY = query_beside(__file__, "tokens")
 DISTINCT_TOKENS = "select run, list_distinct(flatten(list(tokens))) from trajectories group by run"
@@ -229,3 +233,27 @@ def _texts(run: RunFolder, tokens: Sequence[int]) -> Iterator[dict[str, str | in
     if decode is not None:
         for token in tokens:
             yield {"run": run.name, "token": token, "text": decode([token])}
+
+
+def scan_tables(
+    files: Mapping[Path, Mapping[str, str | int]], schema: pa.Schema | None = None
+) -> ds.Dataset:
+    """Open tables of storage as one dataset; Damaged if a file has changed since.
+
+    The rows of a file have, before the columns of the `schema` (of the first file if None), the
+    constants that are given with it. There must be a file.
+    """
+    paths = [verified(path) for path in files]
+    constants = [*files.values()]
+    own = pq.read_schema(paths[0]) if schema is None else schema
+    named = [pa.field(name, pa.scalar(value).type) for name, value in constants[0].items()]
+    return ds.FileSystemDataset.from_paths(
+        [str(path) for path in paths],
+        schema=pa.schema([*named, *own]),
+        format=ds.ParquetFileFormat(),
+        filesystem=LocalFileSystem(),
+        partitions=[
+            reduce(and_, (ds.field(name) == value for name, value in of_file.items()))
+            for of_file in constants
+        ],
+    )

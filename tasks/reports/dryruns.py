@@ -15,11 +15,11 @@ from ratchet.tasks.recording.broken_prefixes import BrokenPrefix, find_broken_pr
 from ratchet.tasks.recording.transcripts import (
     Transcript,
     describe_end,
+    read_failures,
     read_transcripts,
     tell_left_out,
     tell_rewarded,
 )
-from ratchet.tasks.reports.facts import read_failures
 from ratchet.tasks.reports.tables import aligned, fitted
 from ratchet.tasks.settings.algorithm import CreditAssignment
 from ratchet.tasks.storage.files import verified

@@ -8,16 +8,15 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import fsum
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError, counted
 from ratchet.adapters.rewards import MEASURE
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.comparison.statistics import Gain
-from ratchet.tasks.evaluations import find_reward_gain
 from ratchet.tasks.given.measures import HeldOutMeasure, find_measured_gain, read_measure
-from ratchet.tasks.recording.spans import ERROR, ERROR_PLACE, REFUSED
+from ratchet.tasks.recording.spans import ERROR
 from ratchet.tasks.recording.step_log import (
     COST,
     SPENDING,
@@ -27,7 +26,6 @@ from ratchet.tasks.recording.step_log import (
     spent_seconds,
     why_untrained,
 )
-from ratchet.tasks.recording.views import UNREADABLE, Views
 from ratchet.tasks.settings.run import Budget
 from ratchet.tasks.spending.ledger import measure_budget
 from ratchet.tasks.storage.dotted_keys import Json, flatten
@@ -35,8 +33,8 @@ from ratchet.tasks.storage.files import (
     Damaged,
     FileVersions,
     is_written,
+    query_beside,
     read_json,
-    verified,
     version_of,
 )
 from ratchet.tasks.storage.manifest import (
@@ -52,14 +50,17 @@ from ratchet.tasks.storage.manifest import (
 from ratchet.tasks.storage.names import batch_name, parse_batch
 from ratchet.tasks.storage.owners import read_openings
 from ratchet.tasks.storage.run_folder import RUN_NAME, RunFolder, folder_of
-from ratchet.tasks.storage.tables import query_beside, select
 
-FAILURES_QUERY, MINUTES_QUERY = (query_beside(__file__, name) for name in ("failures", "curves"))
+if TYPE_CHECKING:
+    from ratchet.tasks.recording.transcripts import RecordedFailure
+    from ratchet.tasks.recording.views import Views
+
+MINUTES_QUERY = query_beside(__file__, "curves")
 
 MOST_RUNS, MOST_MEASURES = 10_000, 100_000
 """Runs whose facts are kept in memory, and held-out measures."""
 
-BROKEN = (*UNREADABLE, KeyError, TypeError, RecursionError)
+BROKEN = (UserError, OSError, ValueError, KeyError, TypeError, RecursionError)
 """Errors of a run, also of a run with a file that somebody has written by hand."""
 
 STOPPED = "stopped"
@@ -149,30 +150,6 @@ class RunCurves:
             {key.removeprefix(prefix): row[key] for key in row if key.startswith(prefix)}
             for row in self.metrics
         ]
-
-
-@dataclass(frozen=True)
-class RecordedFailure:
-    """An error: its whole text, how often it occurred, and its rollouts, in words.
-
-    Its `kind` is `error` if it ended attempts, and `refused` if the door refused calls for it. The
-    text has the commonest of the `messages` of its type at the same line of code.
-    """
-
-    kind: str
-    error: str
-    times: int
-    messages: int
-    rollouts: str
-
-    def __str__(self) -> str:
-        refused = ", a call that was refused" if self.kind == REFUSED else ""
-        return f"{self.rollouts}{refused}{self.variety}:\n{self.error}"
-
-    @property
-    def variety(self) -> str:
-        """Number of its messages, in words; empty if there is one."""
-        return f", the commonest of {self.messages} messages" if self.messages > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -354,6 +331,8 @@ class RunFacts:
             return None
         ends = steps[0], steps[-1]
         if self.held_out.measure == REWARD:
+            from ratchet.tasks.evaluations import find_reward_gain  # loads slowly, with DuckDB
+
             return find_reward_gain(self.run, *ends)
         before, after = (read_measure(self.run.measure(step)) for step in ends)
         return find_measured_gain(before, after)
@@ -376,12 +355,14 @@ class RunFacts:
         if measure_budget(self.run, budget).share >= 1:
             yield "its budget is spent"
 
-    def last_failure(self) -> RecordedFailure | None:
+    def last_failure(self) -> "RecordedFailure | None":
         """Return the last error of the last step, if a rollout of it has failed.
 
         A step that is under way, or that stopped the run, counts as far as it is sealed. Whatever
         failed before it is mended.
         """
+        from ratchet.tasks.recording.transcripts import read_failures  # likewise
+
         failed = [int(row["step"]) for row in self.metrics[-1:] if row.get("rollouts/failed")]
         for step in (self.done, *failed):
             spans = [self.run.spans(batch) for batch in self.run.batches_of(step)]
@@ -397,7 +378,7 @@ class RunFacts:
         curves = RunCurves(self.run.name, *known)
         return curves if views is None else replace(curves, minutes=self._minutes(views))
 
-    def _minutes(self, views: Views) -> list[float]:
+    def _minutes(self, views: "Views") -> list[float]:
         """Return the minutes of the run at which the rollouts of each step had ended."""
         openings = read_openings(self.run.owners)
         minutes = dict(views.execute(MINUTES_QUERY, {"openings": openings}).fetchall())
@@ -498,23 +479,6 @@ def describe_origin(run: RunFolder) -> str:
         after = [values.by_step[facts.done]] if facts.done in values.by_step else []
         said = f"{since}: held-out {values.measure} {values.write(before, *after)}"
     return "\n".join([said, *changes, *list_changes(run)])
-
-
-def read_failures(spans: Sequence[Path]) -> list[RecordedFailure]:
-    """Read the errors of sealed batches, the latest first; errors at one place are one failure."""
-    if not spans:
-        return []
-    batches = "with spans as (select * from parquet_rows($spans)) "
-    rows = select(
-        batches + FAILURES_QUERY, spans=[verified(path) for path in spans], place=ERROR_PLACE
-    )
-    return [RecordedFailure(**row) for row in rows.to_pylist()]
-
-
-def find_failures(views: Views) -> list[RecordedFailure]:
-    """Find the errors in the view `spans`, as `read_failures` does."""
-    rows = views.sql(FAILURES_QUERY, params={"place": ERROR_PLACE}).to_arrow_table()
-    return [RecordedFailure(**row) for row in rows.to_pylist()]
 
 
 def ask_failures(run: str) -> str:

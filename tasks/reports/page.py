@@ -1,6 +1,6 @@
 """Runs → a page of HTML that holds all it shows: no script, and nothing that it asks a network for.
 
-Whatever models and users wrote is escaped by Jinja, or by matplotlib in a drawing, and the page's
+Whatever models and users wrote is escaped, by Jinja or in a drawing, and the page's
 policy forbids scripts besides.
 """
 
@@ -17,17 +17,10 @@ from ratchet.adapters.errors import counted
 from ratchet.adapters.process.terminal import visible
 from ratchet.adapters.tinker.bases import find_decoder
 from ratchet.tasks.given.measures import HeldOutMeasure, describe_counts, read_counts
+from ratchet.tasks.recording.transcripts import RecordedFailure, find_failures
 from ratchet.tasks.recording.views import open_views
 from ratchet.tasks.reports import plots
-from ratchet.tasks.reports.facts import (
-    HeldOutScore,
-    RecordedFailure,
-    RunCurves,
-    RunFacts,
-    find_failures,
-    metric_names,
-    read_facts,
-)
+from ratchet.tasks.reports.facts import HeldOutScore, RunCurves, RunFacts, metric_names, read_facts
 from ratchet.tasks.reports.rollouts import (
     BeforeAndAfter,
     MarkedRollout,

@@ -1,85 +1,63 @@
-"""Curves of runs drawn by matplotlib, as SVG elements that take their colours from the page.
+"""Curves of runs as SVG elements that take their colours from the page, and need no script.
 
-The page needs no script: matplotlib writes each colour as a number, and the number is replaced by
-a variable of the page's style, which has one value for a light and one for a dark background.
+A colour is a variable of the page's style, which has one value for a light and one for a dark
+background.
 """
 
-import io
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import cycle
-from math import ceil, floor, log10
+from itertools import accumulate, cycle, pairwise
+from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from markupsafe import escape
 
 from ratchet.adapters.rewards import MEASURE
 from ratchet.tasks.reports.facts import RunCurves, StepMetrics, metric_names
 from ratchet.tasks.storage.files import read_bytes
 
-SIZE = 4.2, 2.5
-"""Width and height of a panel, in inches."""
-LEFT, RIGHT, ABOVE, BELOW = 0.75, 0.3, 0.3, 0.3
-"""Margins of a panel, in inches: eight letters stand left of its axis, and half of seven beyond it.
-
-Measuring the texts would take as long as drawing them.
-"""
+SIZE = 302.4, 180.0
+"""Width and height of a panel, in points."""
+LEFT, RIGHT, ABOVE, BELOW = 54.0, 21.6, 21.6, 21.6
+"""Margins of a panel: eight letters stand left of its axis, and half of seven beyond it."""
+FREE = 0.05, 0.08
+"""Shares of the range of what is drawn that stay free at both ends of each axis."""
 DIGITS = 3
 """Significant digits: a metric's curve is constant if its values are equal in them."""
 COLOURS = 8
 """Runs that have a colour of their own."""
+SERIES = [f"var(--series-{number})" for number in range(COLOURS)]
+Point = tuple[float, float]
+Shape = tuple[Sequence[Point], str, str]
+"""Points in the units of the axes; the style of a line through them, or of a mark at each; the
+mark."""
+
 LEVEL = 0.02
 """Least change of a metric, as a share of its size, that its panel shows as a change."""
-TICKS = [1, 2, 2.5, 5, 10]
-"""Multiples that the numbers of an axis may be of."""
-INK, RULE = "#00fe00", "#00fe01"
-SERIES = [f"#00fd0{number}" for number in range(COLOURS)]
-VARIABLES = {INK: "currentColor", RULE: "var(--rule)"} | {
-    colour: f"var(--series-{number})" for number, colour in enumerate(SERIES)
-}
-"""Colour in a drawing → what the page has in its place."""
+MOST_TICKS, TICKS = 6, (1, 2, 2.5, 5, 10)
+"""Parts into which the numbers of an axis divide it, at most, and multiples that they may be of."""
 
 PALETTE = read_bytes(Path(__file__).with_name("colours.css")).decode()
-"""Style with the values of those variables."""
+"""Style with the values of the variables."""
 
-DASHES = ("-", "--", ":", "-.")
+DASHES = ("none", "5 3", "1 3", "6 3 1 3")
 """Line of each policy of a run."""
 WIDTHS = {False: 1.4, True: 3.0}
 """Whether a sweep has chosen a run → the width of its lines."""
-MARKERS = {"sampled": "full", "greedy": "none"}
-"""Way of sampling → fill of its points."""
+RING, HALF = "m-2.5,0a2.5,2.5 0 1 0 5,0a2.5,2.5 0 1 0-5,0", "m-2.5,0a2.5,2.5 0 0 0 5,0z"
+CAP = "m-2,0h4"
+"""Marks around a point, as paths of SVG."""
+FILLED = {"sampled": RING, "greedy": ""}
+"""Way of sampling → the filled part of its points; half of others."""
 TIME_PARTS = ("sampling", "training", "rest")
 """Parts of a run's time, each in a colour."""
-
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "ratchet",
-    "text.parse_math": False,
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.titley": 1.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": RULE,
-    "grid.linewidth": 0.6,
-    "lines.markersize": 3,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    "axes.edgecolor": RULE,
-}
 MOST_POINTS = 200
-METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+RULES = "fill: none; stroke: var(--rule); stroke-width: 0.6"
+"""Style of the axes, and of the lines at their numbers."""
 
 
 @dataclass(frozen=True)
@@ -174,20 +152,14 @@ def split_constant(runs: Sequence[RunCurves]) -> tuple[list[Panel], str]:
 
 def draw_times(runs: Sequence[RunCurves]) -> str:
     """Draw the minutes of each run in TIME_PARTS, each with its colour; several runs have names."""
-    height = 0.6 + 0.45 * len(runs)
-    with _panel("minutes", (2 * SIZE[0], height)) as (axes, svg):
-        for place, run in enumerate(runs):
-            begun = 0.0
-            for colour, minutes in zip(SERIES, _time_parts(run), strict=False):
-                axes.barh(place, minutes, left=begun, color=colour, height=0.4)
-                begun += minutes
-            if len(runs) > 1:
-                axes.text(0, place - 0.28, run.name)
-        axes.set_axisbelow(True)
-        axes.set_yticks([])
-        axes.set_ylim(len(runs) - 0.6, -0.7)
-        axes.grid(visible=False, axis="y")
-        return svg()
+    paths: list[Shape] = []
+    for place, run in enumerate(runs):
+        ends = [0.0, *accumulate(_time_parts(run))]
+        for colour, (begun, ended) in zip(SERIES, pairwise(ends), strict=False):
+            bar = [(begun, place), (ended, place)] if begun < ended else []
+            paths.append(_line(bar, stroke=colour, stroke_width=12))
+    names = [run.name if len(runs) > 1 else "" for run in runs]
+    return _draw("minutes", paths, (len(runs) - 0.6, -0.7), names=names)
 
 
 def join_drawings(drawings: Sequence[str], columns: int = 2) -> str:
@@ -219,28 +191,20 @@ def _time_parts(run: RunCurves) -> list[float]:
 
 
 def _draw_reward(runs: Sequence[RunCurves], label: str) -> str:
-    with _panel(f"reward, by {label}") as (axes, svg):
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer="updates" in label))
-        for colour, width, own in _arms(runs):
-            places = _join(dict(enumerate(SCALES[label](run))) for run in own)
-            rewards = _join(REWARDS.values(run.metrics) for run in own)
-            steps = _spread([step for step in rewards if step in places])
-            along = [fmean(places[step]) for step in steps]
-            style = {"color": colour, "linewidth": width, "marker": "."}
-            _draw_line(axes, along, [rewards[step] for step in steps], style)
-            for score in _spread([s for run in own for s in run.scores if s.step in places]):
-                axes.errorbar(
-                    fmean(places[score.step]),
-                    score.reward,
-                    [[abs(score.reward - bound)] for bound in score.interval or ()] or None,
-                    color=colour,
-                    marker="o",
-                    markersize=5,
-                    elinewidth=0.9,
-                    capsize=2,
-                    fillstyle=MARKERS.get(score.played, "bottom"),
-                )
-        return svg()
+    paths: list[Shape] = []
+    for colour, width, own in _arms(runs):
+        places = _join(dict(enumerate(SCALES[label](run))) for run in own)
+        rewards = _join(REWARDS.values(run.metrics) for run in own)
+        steps = _spread([step for step in rewards if step in places])
+        along = [fmean(places[step]) for step in steps]
+        paths += _lines(along, [rewards[step] for step in steps], colour, stroke_width=width)
+        for score in _spread([s for run in own for s in run.scores if s.step in places]):
+            at = fmean(places[score.step]), score.reward
+            bounds = [(at[0], bound) for bound in score.interval or ()]
+            paths += [_line(bounds, mark, stroke=colour, stroke_width=0.9) for mark in ("", CAP)]
+            paths.append(_line([at], RING, stroke=colour))
+            paths.append(_line([at], FILLED.get(score.played, HALF), fill=colour))
+    return _draw(f"reward, by {label}", paths, whole="updates" in label)
 
 
 def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
@@ -253,22 +217,21 @@ def _draw_panel(runs: Sequence[RunCurves], panel: Panel) -> str | None:
     found = [value for of_step in drawn for value in of_step]
     if not any(found):
         return None
-    with _panel(panel.title) as (axes, svg):
-        for colour, width, dashes, values in series:
-            style = {"color": colour, "linewidth": width, "linestyle": dashes, "marker": "."}
-            steps = _spread([*values])
-            _draw_line(axes, steps, [values[step] for step in steps], style)
-        for colour, values in measured:
-            axes.plot([*values], [*map(fmean, values.values())], "o", color=colour, markersize=5)
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=TICKS, integer=True))
-        if panel.logarithmic and min(found) > 0:
-            axes.set_yscale("log")
-            axes.set_ylim(10 ** floor(log10(min(found))), 10 ** ceil(log10(max(found))))
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
-            axes.minorticks_off()
-        elif max(found) - min(found) < LEVEL * max(map(abs, found)):
-            axes.set_ylim(min(found) * (1 - LEVEL), max(found) * (1 + LEVEL))
-        return svg()
+    paths: list[Shape] = []
+    for colour, width, dashes, values in series:
+        steps = _spread([*values])
+        style = {"stroke_width": width, "stroke_dasharray": dashes}
+        paths += _lines(steps, [values[step] for step in steps], colour, **style)
+    for colour, values in measured:
+        means = [(step, fmean(of_step)) for step, of_step in values.items()]
+        paths.append(_line(means, RING, fill=colour))
+    least, most, limits = min(found), max(found), None
+    logarithmic = panel.logarithmic and least > 0
+    if logarithmic:
+        limits = 10.0 ** floor(log10(least)), 10.0 ** floor(log10(most) + 1)
+    elif most - least < LEVEL * max(map(abs, found)):
+        limits = least - LEVEL * abs(least), most + LEVEL * abs(most)
+    return _draw(panel.title, paths, limits, whole=True, logarithmic=logarithmic)
 
 
 def _spread(values: Sequence[Any]) -> list[Any]:
@@ -312,42 +275,97 @@ def _join(runs: Iterable[Mapping[int, float]]) -> dict[int, list[float]]:
     return dict(sorted(joined.items()))
 
 
-def _draw_line(
-    axes: Axes, places: Sequence[float], values: Sequence[Sequence[float]], style: dict[str, Any]
-) -> None:
-    """Draw the means of an arm's runs, with a band from the lowest to the highest of several."""
-    axes.plot(places, [*map(fmean, values)], **style)
+def _lines(
+    along: Sequence[float], values: Sequence[Sequence[float]], colour: str, **style: str | float
+) -> Iterator[Shape]:
+    """Yield the means of an arm's runs, and a band from the lowest to the highest of several."""
+    means = zip(along, map(fmean, values), strict=True)
+    yield _line(means, stroke=colour, stroke_linecap="round", **style)
     if any(len(of_step) > 1 for of_step in values):
-        bounds = [*map(min, values)], [*map(max, values)]
-        axes.fill_between(places, *bounds, color=style["color"], alpha=0.18, lw=0)
+        low, high = ([*zip(along, map(end, values), strict=True)] for end in (min, max))
+        yield _line([*low, *reversed(high)], fill=colour, opacity=0.18)
 
 
-@contextmanager
-def _panel(
-    title: str, size: tuple[float, float] = SIZE
-) -> Iterator[tuple[Axes, Callable[[], str]]]:
-    with mpl.rc_context(STYLE):
-        figure, (wide, high) = Figure(size), size
-        inner = (wide - LEFT - RIGHT) / wide, (high - ABOVE - BELOW) / high
-        axes = figure.add_axes((LEFT / wide, BELOW / high, *inner), title=title)
-        axes.margins(y=0.08)
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(MaxNLocator(6, steps=TICKS))
-            axis.set_major_formatter(_short)
-        yield axes, partial(_write, figure)
+def _line(points: Iterable[Point], mark: str = "", /, **style: object) -> Shape:
+    """Return a line through those of some points that are numbers, or a mark at each of them."""
+    said = "; ".join(f"{name.replace('_', '-')}: {value}" for name, value in style.items())
+    known = [point for point in points if all(map(isfinite, point))]
+    return known, said if "fill" in style else f"fill: none; {said}", mark
 
 
-def _write(figure: Figure) -> str:
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata=METADATA)
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
-    for number, variable in VARIABLES.items():
-        text = text.replace(number, variable)
-    return text
+def _draw(
+    title: str,
+    paths: Iterable[Shape],
+    limits: Point | None = None,
+    *,
+    whole: bool = False,
+    logarithmic: bool = False,
+    names: Sequence[str] = (),
+) -> str:
+    """Draw paths over two axes; the left one has the `limits`, and the lower one `whole` numbers.
+
+    With `names` of rows, which are the places 0 and on, the drawing is as high as they need.
+    """
+    wide, high = (2 * SIZE[0], 43.2 + 32.4 * len(names)) if names else SIZE
+    paths = [path for path in paths if path[0]]
+    drawn = [point for points, *_ in paths for point in points] or [(0.0, 0.0), (1.0, 1.0)]
+    across, up = zip(*drawn, strict=True)
+    ends, limits = _widen(across, FREE[0]), limits or _widen(up, FREE[1])
+    x = _scale(ends, (LEFT, wide - RIGHT))
+    y = _scale(limits, (high - BELOW, ABOVE), logarithmic=logarithmic)
+    below = _ticks(ends, whole=whole)
+    beside = [] if names else _powers(limits) if logarithmic else _ticks(limits)
+    rules = [f"M{x(at):.1f},{high - BELOW}V{ABOVE}" for at in (ends[0], *below)]
+    rules += [f"M{LEFT},{y(at):.1f}H{wide - RIGHT}" for at in (limits[0], *beside)]
+    lines = [f'<path d="{"".join(rules)}" style="{RULES}"/>']
+    for points, style, mark in paths:
+        at = [f"{x(one):.1f},{y(other):.1f}" for one, other in points]
+        path = f"M{(mark + 'M' if mark else ' ').join(at)}{mark or 'h0'}"
+        lines.append(f'<path d="{path}" style="{style}"/>')
+    write = "{:.0e}".format if logarithmic else _short
+    texts = [((LEFT + wide - RIGHT) / 2, ABOVE - 7, "middle", title)]
+    texts += [(x(at), high - BELOW + 12, "middle", write(at)) for at in below]
+    texts += [(LEFT - 4, y(at) + 3, "end", write(at)) for at in beside]
+    texts += [(x(0), y(place - 0.28), "start", name) for place, name in enumerate(names)]
+    for one, at, anchor, said in texts:
+        style = f"fill: currentColor; text-anchor: {anchor}"
+        lines.append(f'<text x="{one:.1f}" y="{at:.1f}" style="{style}">{escape(said)}</text>')
+    size = f'width="{wide}pt" height="{high}pt" viewBox="0 0 {wide} {high}"'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="font: 9px system-ui, sans-serif">'
+    )
+    return "\n".join([head, *lines, "</svg>"])
 
 
-def _short(value: float, _: object = None) -> str:
+def _widen(values: Sequence[float], share: float) -> Point:
+    """Return the ends of an axis with these values, of which a share of their range stays free."""
+    low, high = min(values), max(values)
+    free = share * (high - low) or 0.05 * abs(low) or 0.05
+    return low - free, high + free
+
+
+def _scale(values: Point, places: Point, *, logarithmic: bool = False) -> Callable[[float], float]:
+    """Return the place of a value on an axis, by the values and the places of its ends."""
+    unit = log10 if logarithmic else float
+    low, high = map(unit, values)
+    return lambda at: places[0] + (unit(at) - low) / (high - low) * (places[1] - places[0])
+
+
+def _ticks(ends: Point, *, whole: bool = False) -> list[float]:
+    """Return the values of an axis that have a number."""
+    least = max((ends[1] - ends[0]) / MOST_TICKS * (1 - 1e-9), 1.0 if whole else 0.0)
+    steps = [10.0 ** floor(log10(least)) * multiple for multiple in TICKS]
+    step = next(one for one in steps if one >= least and not (whole and one % 1))
+    return [step * at for at in range(ceil(ends[0] / step), floor(ends[1] / step) + 1)]
+
+
+def _powers(ends: Point) -> list[float]:
+    """Return the values of a logarithmic axis that have a number."""
+    powers = range(round(log10(ends[0])), round(log10(ends[1])) + 1)
+    return [10.0**power for power in powers[:: 1 + len(powers) // (MOST_TICKS + 2)]]
+
+
+def _short(value: float) -> str:
     """Write a number on an axis, with separators of thousands."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:,.4g}M"

@@ -4,14 +4,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile, zip_longest
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ratchet.adapters.errors import counted
 from ratchet.adapters.process.terminal import on_one_line
 from ratchet.adapters.rewards import MEASURE
-from ratchet.tasks.comparison.comparisons import Comparison, most_different
 from ratchet.tasks.recording.scores import Score, read_evaluation
 from ratchet.tasks.spending.ledger import TOKEN_KINDS, UNANSWERED, SpentTokens, TokenLedger
 from ratchet.tasks.storage.run_folder import folder_of
+
+if TYPE_CHECKING:
+    from ratchet.tasks.comparison.comparisons import Comparison
 
 COST_COLUMNS = ("purpose", "role", "use", "requests", *TOKEN_KINDS, "USD")
 SPENT = {"tokens": "tokens", "cost": "USD"}
@@ -25,6 +28,8 @@ SHOWN_LETTERS = 160
 """Letters of a question or an answer that are shown."""
 Call = Mapping[str, str | None]
 """What was asked and said in a call."""
+ExamplePairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+"""Examples as a target and as the one that it is compared with played them."""
 NO_CALL: Call = {"asked": "", "said": ""}
 TARGET_COLUMNS = (
     *("target", "reward", "difference", "95 % interval", "p", "won", "lost", "tied"),
@@ -82,8 +87,10 @@ def score_rows(
     return [*names, *(f"{role} {SPENT[what]}" for role, what in spent)], rows
 
 
-def describe_comparison(comparison: Comparison, width: int) -> str:
-    """Return a comparison as a table, with the examples on which the targets differ most."""
+def describe_comparison(
+    comparison: "Comparison", apart: Mapping[str, ExamplePairs], width: int
+) -> str:
+    """Return a comparison as a table, with the examples by which each target is most `apart`."""
     rows: list[list[object]] = []
     measures = sorted({name for one in comparison.targets for name in one.measures})
     for one in comparison.targets:
@@ -96,17 +103,17 @@ def describe_comparison(comparison: Comparison, width: int) -> str:
         rows.append([one.target, one.reward, *compared, *own])
     names = [*TARGET_COLUMNS, *(name.removeprefix(MEASURE) for name in measures)]
     parts = [fitted(names, rows, width, ["target"])]
-    parts += [part for one in comparison.targets if (part := _differing(comparison, one.target))]
+    parts += [_differing(name, comparison.against, pairs) for name, pairs in apart.items() if pairs]
     folder = folder_of(comparison.folder).path
     played = counted(comparison.examples, "example")
     said = f"{played}, each compared with {comparison.against}: {folder}"
     return "\n\n".join([*parts, said])
 
 
-def _differing(comparison: Comparison, target: str) -> str:
+def _differing(target: str, against: str, pairs: ExamplePairs) -> str:
     """Return the examples on which a target and the other one differ most, as text."""
-    blocks = [f"{target} and {comparison.against} differ most in"]
-    for own, other in most_different(comparison, target):
+    blocks = [f"{target} and {against} differ most in"]
+    for own, other in pairs:
         number, *calls = calls_apart(own["calls"], other["calls"], SHOWN_LETTERS)
         asked, *others = dict.fromkeys(call["asked"] for call in calls)
         where = f", call {number + 1}" if number else ""
@@ -115,7 +122,7 @@ def _differing(comparison: Comparison, target: str) -> str:
             lines += [f"    {one['target']} was asked: {_shown(call['asked'])}"] if others else []
             lines.append(f"    {one['reward']:.3g}  {one['target']}: {_shown(call['said'])}")
         blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) if blocks[1:] else ""
+    return "\n\n".join(blocks)
 
 
 def _shown(text: str | None) -> str:

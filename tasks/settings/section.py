@@ -73,7 +73,7 @@ class Needs:
 class Section(BaseModel):
     """A part of the recipe: frozen; an unknown key, or a number that is not finite, is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     requirements: ClassVar[tuple[Needs, ...]] = ()
     """Rules of the class's own keys, which are checked before the refusals."""

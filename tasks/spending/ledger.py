@@ -5,13 +5,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from ratchet.adapters.calls import POLICY
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.costs import PRICES_FILE, Prices, prices_of
-from ratchet.tasks.recording.journal import read_journal, read_tokens
-from ratchet.tasks.recording.spans import UNANSWERED, USED, Span, count_tokens, rows_of
+from ratchet.tasks.recording.spans import (
+    UNANSWERED,
+    USED,
+    Span,
+    count_tokens,
+    read_tokens,
+    rows_of,
+)
 from ratchet.tasks.recording.step_log import COST, SPENDING, USD, Metrics, read_metrics_from
 from ratchet.tasks.settings.run import Budget
 from ratchet.tasks.spending.work_log import (
@@ -106,13 +113,13 @@ def read_calls(run: RunFolder) -> Iterator[SpentTokens]:
     sealed, begun, shared = run.sealed_batches(), run.begun_batches(), ancestors(run)
     aside: dict[str, list[Span]] = defaultdict(list)
     for path in run.list_files("stopped", "jsonl"):  # a batch's journal, set aside
-        aside[path.stem.rpartition(".")[0]] += rows_of(read_journal(path))
+        aside[path.stem.rpartition(".")[0]] += _read_rows(path)
     found: dict[tuple[str, int, str, str, bool], Counter[str]] = defaultdict(Counter)
     for batch in sealed | begun | {*aside}:
         if batch in sealed and not (batch in aside and batch in begun):
             tokens = read_tokens(run.spans(batch))
         else:
-            spans = rows_of(read_journal(run.journal(batch))) if batch in begun else []
+            spans = _read_rows(run.journal(batch)) if batch in begun else []
             tokens = count_tokens(spans, aside[batch])
         name = parse_batch(batch)
         for (run_id, role, use, ours), sums in tokens.items():
@@ -123,6 +130,13 @@ def read_calls(run: RunFolder) -> Iterator[SpentTokens]:
         kinds = {kind: sums[kind] for kind in TOKEN_KINDS}
         cost = None if ours else sums.get("cost")
         yield SpentTokens(purpose, role, step, use, sums["calls"], kinds, ours, cost)
+
+
+def _read_rows(journal: Path) -> list[Span]:
+    """Read the rows of a batch that is not sealed."""
+    from ratchet.tasks.recording.journal import read_journal  # loads slowly, with Arrow
+
+    return rows_of(read_journal(journal))
 
 
 def read_scored(run: RunFolder) -> Iterator[SpentTokens]:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,9 @@ BLANK = "0" * 64
 
 PARQUET_KEY = f"{CHECKSUM_KEY}\x18@".encode()
 """Bytes before a Parquet file's digest: the key, and Thrift's header of a string of 64."""
+
+VALUE_HEADER = rb"\x18[\x80-\xff]*[\x00-\x7f]"
+"""Thrift's header of a string, which stands between a key of the metadata and its value."""
 
 _AGAIN = "Remove the line and all that follow it, and resume the run: "
 REMEDIES = {
@@ -100,6 +104,12 @@ def read_bytes(path: Path) -> bytes:
 def remove_folder(path: Path) -> None:
     """Remove a folder with its files, if it is there."""
     shutil.rmtree(path, ignore_errors=True)
+
+
+def query_beside(module: str, name: str = "") -> str:
+    """Read `<name>.sql`, or else `<module>.sql`, beside the module of this `__file__`."""
+    own = Path(module).with_suffix(".sql")
+    return (own.with_stem(name) if name else own).read_text(encoding="utf-8")
 
 
 def is_written(path: Path) -> bool:
@@ -183,6 +193,17 @@ def intact(path: Path, key: bytes = PARQUET_KEY) -> bytes:
             f"{path} is damaged: its checksum does not fit its {len(data)} bytes. {remedy(path)}"
         )
     return data
+
+
+def read_footer(path: Path, key: str) -> Any:
+    """Read a value of JSON from a Parquet file's metadata; Damaged if the file has changed since.
+
+    No library is needed that reads Parquet.
+    """
+    data = intact(path)
+    footer = data[-8 - int.from_bytes(data[-8:-4], "little") :]
+    *_, header = re.finditer(re.escape(key.encode()) + VALUE_HEADER, footer)
+    return json.JSONDecoder().raw_decode(footer[header.end() :].decode("latin-1"))[0]
 
 
 def _digest(data: bytes, start: int) -> bytes:

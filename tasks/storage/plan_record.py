@@ -1,6 +1,6 @@
 """The record of a run of several runs: its recipe, the runs' names, and their results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +9,8 @@ from ratchet.tasks.storage.run_folder import RunFolder, runs_root
 
 Table = tuple[Sequence[str], list[list[object]]]
 """Names of columns, and rows; None where there is nothing."""
+Examples = Mapping[str, tuple[float, float]]
+"""Held-out example of a run → its part of the run's measure, and its weight."""
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,23 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, reduce
+from functools import cache
 from itertools import pairwise
-from operator import and_
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ratchet.tasks.storage.files import BLANK, CHECKSUM_KEY, appearing, intact, stamp, verified
-
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
+from ratchet.tasks.storage.files import (
+    BLANK,
+    CHECKSUM_KEY,
+    appearing,
+    intact,
+    query_beside,
+    stamp,
+)
 
 ROWS_A_GROUP = 4096
 PAGE_BYTES = 16 * 2**20
@@ -27,12 +29,6 @@ PAGE_BYTES = 16 * 2**20
 Prompts repeat each other, and the first ones of a page are stored in full: in the default of 1 MiB
 that is each 26th prompt of 10,000 tokens.
 """
-
-
-def query_beside(module: str, name: str = "") -> str:
-    """Read `<name>.sql`, or else `<module>.sql`, beside the module of this `__file__`."""
-    own = Path(module).with_suffix(".sql")
-    return (own.with_stem(name) if name else own).read_text(encoding="utf-8")
 
 
 PRELUDE = query_beside(__file__, "prelude")
@@ -148,33 +144,6 @@ def read_table(
     file = pq.ParquetFile(data)
     # To share one row group out among threads takes longer than to decode it.
     return file.read(columns=named, use_threads=file.num_row_groups > 1)
-
-
-def scan_tables(
-    files: Mapping[Path, Mapping[str, str | int]], schema: pa.Schema | None = None
-) -> "ds.Dataset":
-    """Open tables that `write` wrote as one dataset; Damaged if a file has changed since.
-
-    The rows of a file have, before the columns of the `schema` (of the first file if None), the
-    constants that are given with it. There must be a file.
-    """
-    import pyarrow.dataset as ds  # a tenth of the start of a command that reads no table
-    from pyarrow.fs import LocalFileSystem
-
-    paths = [verified(path) for path in files]
-    constants = [*files.values()]
-    own = pq.read_schema(paths[0]) if schema is None else schema
-    named = [pa.field(name, pa.scalar(value).type) for name, value in constants[0].items()]
-    return ds.FileSystemDataset.from_paths(
-        [str(path) for path in paths],
-        schema=pa.schema([*named, *own]),
-        format=ds.ParquetFileFormat(),
-        filesystem=LocalFileSystem(),
-        partitions=[
-            reduce(and_, (ds.field(name) == value for name, value in of_file.items()))
-            for of_file in constants
-        ],
-    )
 
 
 def arrays(column: pa.ChunkedArray) -> list[np.ndarray]:

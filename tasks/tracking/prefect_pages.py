@@ -32,6 +32,7 @@ from ratchet.adapters.redaction import public
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.recording.step_log import spent_seconds
 from ratchet.tasks.recording.views import UNREADABLE, open_views
+from ratchet.tasks.reports import plots
 from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.reports.progress import describe_measure
 from ratchet.tasks.reports.rollouts import MOST_FAILED, transcripts
@@ -165,9 +166,7 @@ def publish_tag(tag: str) -> None:
 
 
 def write_run_report(run: RunFolder) -> None:
-    from ratchet.tasks.reports.page import (
-        write_report,  # matplotlib loads slowly, and only for this
-    )
+    from ratchet.tasks.reports.page import write_report  # Jinja loads slowly, and only for this
 
     with _unless_unreadable(run, "report"):
         write_report([run], run.report)
@@ -219,8 +218,6 @@ def artifact_key(run: str, what: str) -> str:
 
 def describe_curves(run: RunFolder) -> str:
     """Show the curves of a run as a picture, and say where its report is."""
-    from ratchet.tasks.reports import plots  # matplotlib loads slowly, and only for this
-
     with open_views([run], ["spans"]) as views:
         curves = [read_facts(run).curves(views)]
     if run.given_files():

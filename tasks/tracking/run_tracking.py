@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from ratchet.tasks.recording.step_log import steps_done
+from ratchet.tasks.recording.views import UNREADABLE
 from ratchet.tasks.reports.facts import BROKEN
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.tracking.recorded_step import RecordedStep
@@ -22,7 +23,7 @@ FAILED_SECONDS = 5.0
 STOPPED_SECONDS = 1.0
 """Seconds for which a run that a signal ends waits, within the signal's grace."""
 
-TRACKING_FAILURES = (TrackerFailed, RuntimeError, *BROKEN)
+TRACKING_FAILURES = (TrackerFailed, RuntimeError, *BROKEN, *UNREADABLE)
 """Errors of trackers, of what draws their pictures, and of files that cannot be read."""
 
 log = logging.getLogger(__name__)

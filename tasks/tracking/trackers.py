@@ -89,8 +89,6 @@ class WandbTracker(Tracker):
 
     def send(self, step: "RecordedStep") -> None:
         """Log a step, once its checkpoints are logged; W&B counts its own steps by the number."""
-        import wandb
-
         scores = step.scores()
         splits = {name.partition("/")[0] for name in scores}
         values: dict[str, object] = {**step.metrics(), **scores}
@@ -98,7 +96,7 @@ class WandbTracker(Tracker):
         with _failing():
             for name, rows in step.tables(self._chosen.rollouts).items():
                 columns: list[Any] = [*rows[0]]
-                values[name] = wandb.Table(columns, [[*row.values()] for row in rows])
+                values[name] = self._wandb.Table(columns, [[*row.values()] for row in rows])
             for policy, weights in step.weights().items():
                 self._log_artifact(policy, weights)
             self._note(step.number + 1)
@@ -122,6 +120,7 @@ class WandbTracker(Tracker):
     def _init(self) -> "Run":
         import wandb
 
+        self._wandb = wandb
         self._folder.mkdir(parents=True, exist_ok=True)
         mode = "online" if os.environ.get("WANDB_API_KEY") else "offline"
         settings = {
@@ -144,11 +143,9 @@ class WandbTracker(Tracker):
 
     def _log_artifact(self, policy: str, weights: Checkpoint) -> None:
         """Log a checkpoint by the service's addresses; no weights are copied."""
-        import wandb
-
         name = self._name if policy == POLICY else f"{self._name}.{policy}"
         addresses = {"sampler": weights.sampler, "state": str(weights.state)}
-        artifact = wandb.Artifact(
+        artifact = self._wandb.Artifact(
             name[-LONGEST_NAME:], "model", metadata={"step": weights.step, **addresses}
         )
         for what, address in addresses.items():

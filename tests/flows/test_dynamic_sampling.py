@@ -6,7 +6,7 @@ import pytest
 
 from ratchet.adapters.calls import POLICY
 from ratchet.tasks.examples.shards import read_shard
-from ratchet.tasks.recording.spans import SPAN_SCHEMA
+from ratchet.tasks.recording.journal import SPAN_SCHEMA
 from ratchet.tasks.recording.step_log import read_metrics
 from ratchet.tasks.rollouts import measure_yield
 from ratchet.tasks.storage.run_folder import RunFolder

@@ -22,8 +22,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.adapters.project.hub import locate_dataset
-from ratchet.tasks.examples.reading import DatasetError, Source, read_examples
-from ratchet.tasks.examples.rows import LONGEST_MESSAGE, ROW_READERS, read_rows
+from ratchet.tasks.examples.reading import (
+    ROW_READERS,
+    DatasetError,
+    Source,
+    read_examples,
+    read_rows,
+)
+from ratchet.tasks.examples.rows import LONGEST_MESSAGE
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)

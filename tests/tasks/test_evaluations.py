@@ -14,8 +14,8 @@ from ratchet.tasks.evaluations import (
     score_rollouts,
     score_spans,
 )
+from ratchet.tasks.recording.journal import spans_table
 from ratchet.tasks.recording.scores import Spent, read_evaluation
-from ratchet.tasks.recording.spans import spans_table
 from ratchet.tasks.reports.tables import score_rows
 from ratchet.tasks.storage.files import read_json, write_rows
 from ratchet.tasks.storage.names import group_name, shard_name

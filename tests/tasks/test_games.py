@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.tasks.recording.spans import spans_table
+from ratchet.tasks.recording.journal import spans_table
 from ratchet.tasks.reports.rollouts import list_games, read_games
 from ratchet.tasks.storage.tables import write_table
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ratchet.tasks.metrics import StepFiles, measure_divergence, measure_step
-from ratchet.tasks.recording.spans import spans_table
+from ratchet.tasks.recording.journal import spans_table
 from ratchet.tasks.recording.step_log import read_metrics, record_metrics
 from ratchet.tasks.storage.tables import read_table, write_table
 from ratchet.tasks.trajectories import assemble_trajectories

@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 from ratchet.flows.cli.commands import app
 from ratchet.tasks.ends import StepStopped, check_rewards
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
-from ratchet.tasks.recording.journal import footer_of
+from ratchet.tasks.recording.journal import SPAN_SCHEMA, spans_table
 from ratchet.tasks.recording.scores import Spent
-from ratchet.tasks.recording.spans import SPAN_SCHEMA, Span, count_tokens, spans_table
-from ratchet.tasks.reports.facts import ask_failures, read_failures
+from ratchet.tasks.recording.spans import Span, count_tokens, footer_of
+from ratchet.tasks.recording.transcripts import read_failures
+from ratchet.tasks.reports.facts import ask_failures
 from ratchet.tasks.reports.rollouts import transcripts
 from ratchet.tasks.reports.tables import scores_table
 from ratchet.tasks.storage.manifest import write_manifest

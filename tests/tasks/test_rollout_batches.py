@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from ratchet.adapters.calls import POLICY, JsonObject
 from ratchet.tasks.evaluations import score_spans
 from ratchet.tasks.metrics import StepFiles, measure_step
+from ratchet.tasks.recording.journal import spans_table
 from ratchet.tasks.recording.scores import Score
-from ratchet.tasks.recording.spans import Span, spans_table
+from ratchet.tasks.recording.spans import Span
 from ratchet.tasks.recording.step_log import Metrics
 from ratchet.tasks.reports.rollouts import read_games, transcripts
 from ratchet.tasks.storage.files import write_rows

@@ -8,16 +8,8 @@ import pytest
 from ratchet.adapters.calls import CallId, Completion, Request, Sampling, Usage
 from ratchet.adapters.player_protocol import Failure, Outcome, RolloutEnd
 from ratchet.adapters.rewards import Reward, read_reward
-from ratchet.tasks.recording.spans import (
-    SPAN_SCHEMA,
-    Span,
-    call_span,
-    check_span,
-    end_spans,
-    span_identity,
-    spans_table,
-    without_secrets,
-)
+from ratchet.tasks.recording.journal import SPAN_SCHEMA, check_span, spans_table
+from ratchet.tasks.recording.spans import Span, call_span, end_spans, span_identity, without_secrets
 
 ROLLOUT = "train-00003-0012-01"
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.tasks.recording.spans import spans_table
+from ratchet.tasks.recording.journal import spans_table
 from ratchet.tasks.storage.tables import read_table, write_table
 from ratchet.tasks.trajectories import assemble_trajectories, trajectories_of
 from tests.support.credited import rewards_by_group

@@ -18,7 +18,7 @@ from ratchet.flows.recipe.recipe import Recipe
 from ratchet.flows.train import train
 from ratchet.tasks.examples.reading import read_before
 from ratchet.tasks.examples.shards import read_shard
-from ratchet.tasks.recording.spans import spans_table
+from ratchet.tasks.recording.journal import spans_table
 from ratchet.tasks.scoring import Reads, References, compute_references
 from ratchet.tasks.settings.algorithm import Teacher
 from ratchet.tasks.storage.files import write_rows

@@ -5,14 +5,13 @@ import math
 import numpy as np
 import pytest
 
+from ratchet.tasks.comparison.comparisons import find_difference, sign_flip_p_value
 from ratchet.tasks.comparison.statistics import (
-    find_difference,
     find_gain,
     interval_of,
     interval_of_mean,
     interval_of_ratio,
     pass_at,
-    sign_flip_p_value,
     student95,
 )
 
