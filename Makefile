@@ -67,7 +67,7 @@ smollm-seeds: $(READY) ## train the small real model by three seeds
 test: $(READY) ## run the tests, four files at a time
 	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-SHORT_STORIES := $(addprefix tests/stories/test_,kills.py object_store.py crash_windows.py deployment.py sweep_by_workers.py standstill.py wheel.py) \
+SHORT_STORIES := $(addprefix tests/stories/test_,kills.py object_store.py crash_windows.py deployment.py sweep_by_workers.py standstill.py lost_machines.py wheel.py) \
 	tests/stories/test_postgres.py::test_a_run_ends_whose_database_is_away_and_the_terminals_say_so_in_one_line \
 	tests/flows/cli tests/flows/methods $(addprefix tests/flows/test_,stages.py poor_services.py references.py train_learns.py fetch.py evaluate.py) \
 	tests/flows/comparison/test_deployed_runs.py tests/adapters/harness/test_gem.py tests/benchmarks/test_gradients.py tests/tasks/algorithm/test_own_functions.py \

@@ -44,8 +44,8 @@ CONNECT_SECONDS = 600.0
 CLUSTER_LOOK_SECONDS = 10.0
 """Time between two looks at whether the cluster has a worker."""
 
-DOOR_LOOK_SECONDS = 10.0
-"""Time between two looks of a worker at whether its batch is open."""
+DOOR_LOOK_SECONDS, SILENT_SECONDS = 10.0, 60.0
+"""Time between two looks of a worker at whether its batch is open, and the longest for one."""
 
 TLS = "distributed.comm.tls.client"
 """The section of Dask's configuration that has the client's certificate and key."""
@@ -131,7 +131,7 @@ async def play_while_open(door: str, batch: str, token: str) -> None:
     try:
         async with door_at(door, batch, token) as asked:
             while not (await asyncio.wait([playing], timeout=DOOR_LOOK_SECONDS))[0]:
-                await asked.look()
+                await asked.look(SILENT_SECONDS)
         await playing
     finally:
         await cancel_and_wait(playing)

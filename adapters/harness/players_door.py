@@ -29,9 +29,6 @@ hundred at once cost five times as much each."""
 FEW = httpx.Limits(max_connections=2 * ENDS_AT_A_TIME)
 """Connections of the player itself to the door, beside those of the agents."""
 
-SILENT_SECONDS = 60.0
-"""Time after which a door that does not say whether it is there is gone."""
-
 
 class BatchRefused(UserError):
     """Refusal of the door to hand out a batch, or to record the end of a rollout."""
@@ -58,9 +55,9 @@ class HttpDoor:
         self._address, self._batch, self._http = address, batch, http
         self._ends = asyncio.Semaphore(ENDS_AT_A_TIME)
 
-    async def look(self) -> None:
-        """Raise if nobody is at the address, or a door that does not have the batch open."""
-        _check(await self._http.get(self._url(BATCH), timeout=SILENT_SECONDS))
+    async def look(self, seconds: float) -> None:
+        """Raise if nobody answers in time, or a door that does not have the batch open."""
+        _check(await self._http.get(self._url(BATCH), timeout=seconds))
 
     async def begin(self) -> BegunBatch:
         return _read(BegunBatch, await self._http.post(self._url(BEGIN)))

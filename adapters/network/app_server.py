@@ -4,6 +4,7 @@ With a certificate the server speaks TLS.
 """
 
 import asyncio
+import errno
 import socket
 import threading
 
@@ -96,8 +97,9 @@ def _bind(listener: Listener) -> socket.socket:
         bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise UserError(
-            f"cannot listen on port {port} of {host} ({error.strerror}); stop what listens there, "
-            "or give another port"
-        ) from error
+        remedy = "stop what listens there, or give another port"
+        if error.errno == errno.EADDRNOTAVAIL:
+            remedy = "give this machine that address, or name one that it has"
+        said = f"cannot listen on port {port} of {host} ({error.strerror}); {remedy}"
+        raise UserError(said) from error
     return bound

@@ -429,6 +429,12 @@ def test_a_taken_port_is_named() -> None:
     assert str(one.value).endswith("; stop what listens there, or give another port")
 
 
+def test_an_address_of_another_machine_is_named() -> None:
+    with pytest.raises(UserError, match="cannot listen on port 8600") as one:
+        Door(CHAT, {}, run_seed=7, listener=Listener("203.0.113.1", 8600))
+    assert str(one.value).endswith("; give this machine that address, or name one that it has")
+
+
 @pytest.mark.parametrize("header", ["authorization", "x-api-key", "api-key", "x-goog-api-key"])
 def test_a_key_is_read_where_each_client_sends_it(opened: Opened, header: str) -> None:
     listed = httpx.get(f"{opened.url}/models", headers={header: opened.key})

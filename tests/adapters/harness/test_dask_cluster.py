@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("distributed", reason="Dask is not installed: make setup")
 
 from ratchet.adapters.errors import PassingError
-from ratchet.adapters.harness import dask_cluster, players_door
+from ratchet.adapters.harness import dask_cluster
 from ratchet.adapters.harness.dask_cluster import DaskCluster, open_cluster, play_while_open
 from ratchet.adapters.harness.player import play_batch
 from ratchet.adapters.harness.players_door import BatchRefused
@@ -131,7 +131,7 @@ def test_a_worker_leaves_a_batch_whose_door_was_lost_with_its_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dask_cluster, "DOOR_LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(players_door, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(dask_cluster, "SILENT_SECONDS", 0.5)
     with (
         PlayedShard(tmp_path, AGENT, [{"number": 0, "thinks": 600}], batches=1) as shard,
         line_to(ObjectStore(urlsplit(shard.door.address).port or 0)) as line,
