@@ -71,7 +71,6 @@ OURS, BARE, BY_CLIENT = "ratchet train", "bare loop", "bare loop, the agent's cl
 GOALS = {
     "a step": ("a step of hello", {BARE: "1.7", BY_CLIENT: "1.25"}),
     "- between them": ("between two steps of hello", {BARE: "0.12 s"}),
-    "start to first call": ("start to the first call of hello", {BARE: "2.2"}),
     "CPU, all processes": ("hello, processor time of all processes", {BARE: "", BY_CLIENT: ""}),
 }
 """Part → what the table of all benchmarks calls it, and for each loop the goal of the ratio to it,

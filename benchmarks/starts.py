@@ -1,8 +1,7 @@
 """Seconds from a command to its first request for tokens, beside the start of a bare loop.
 
-Each has a process of its own, on one engine that is there already. A proxy before the engine sees
-the first request, and the program is killed. A dry run has an engine of its own, and is not here.
-Then the commands that only read are timed to their end.
+Each has a process of its own, and is killed at that request: on one engine that is there already,
+where a proxy sees it, or with an engine of its own, where the run's journal has it.
 """
 
 import argparse
@@ -17,18 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from openai import OpenAI
 
-from benchmarks.measuring import (
-    Comparison,
-    describe_machine,
-    format_table,
-    note,
-    paired_ratio,
-    time_in_turns,
-)
+from benchmarks.measuring import Comparison, describe_machine, format_table, note, paired_ratio
 from benchmarks.run_speed import BARE, ROOT, SETTINGS, format_range, make_plan, start_engine
 from ratchet.flows.recipe.loading import named_recipe
 from tests.support.servers.fault_proxy import FaultProxy, proxied
@@ -42,16 +33,14 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     "resume": ["resume", RUN],
     "serve": ["serve", "local/tiny-chat"],
 }
-GOAL = "2.2"
-READING: Mapping[str, Sequence[str]] = {
-    "--help": [],
-    "keys": [],
-    "runs": [],
-    "find": ["you", "--run", RUN],
-    "costs": [RUN],
-    "report": [RUN],
+WITH_ENGINE: Mapping[str, Sequence[str]] = {
+    "train, and its engine": COMMANDS["train"],
+    "evaluate, and its engine": COMMANDS["evaluate"],
+    "dryrun, and its engine": ["dryrun", "hello"],
 }
-READING_GOAL = "0.4 s"
+"""Commands that start an engine, since no service is named."""
+BARE_WITH_ENGINE = f"{BARE}, and its engine"
+GOAL = "2.2"
 
 
 def main() -> None:
@@ -60,7 +49,8 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3, help="starts of each")
     arguments = options.parse_args()
     print(describe_machine())
-    took: dict[str, list[float]] = {BARE: [], **{name: [] for name in COMMANDS}}
+    took: dict[str, list[float]] = {name: [] for name in (BARE, *COMMANDS)}
+    alone: dict[str, list[float]] = {name: [] for name in (BARE_WITH_ENGINE, *WITH_ENGINE)}
     with (
         tempfile.TemporaryDirectory() as scratch,
         start_engine(Path(scratch) / "state") as engine,
@@ -77,30 +67,23 @@ def main() -> None:
             took[BARE].append(start(bare_loop(folder)))
             for name, words in COMMANDS.items():
                 took[name].append(start([*ratchet, *words], asking=name == "serve"))
-        table = time_reading([sys.executable, *ratchet], variables, arguments.rounds)
-    theirs = took.pop(BARE)
-    rows = [["", BARE, format_range(theirs), ""]]
-    for name, ours in took.items():
-        rows.append(
-            [f"ratchet {name}", "", format_range(ours), f"{paired_ratio(ours, theirs):.2f}"]
-        )
-        note(Comparison(f"start of `ratchet {name}`", ours, BARE, theirs, limit=GOAL))
-    print(format_table("Seconds to the first request for tokens", ("", "peer", "s", "ratio"), rows))
-    print(table)
+        for number in range(arguments.rounds):
+            own = folder / f"round-{number}"
+            alone[BARE_WITH_ENGINE].append(time_engine_and_loop(own / "bare"))
+            for name, words in WITH_ENGINE.items():
+                runs = {**places, "RATCHET_RUNS": f"{own / words[0]}"}
+                alone[name].append(time_first_record([*ratchet, *words], runs))
+    rows = [*compare(took), *compare(alone)]
+    print(format_table("Seconds to the first request for tokens", ("", "s", "ratio"), rows))
 
 
-def time_reading(ratchet: Sequence[str], variables: Mapping[str, str], rounds: int) -> str:
-    """Time the commands that only read; return the table."""
-    how: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, **variables}, "check": True}
-    how["stdout"] = subprocess.DEVNULL
-    commands = {name: [*ratchet, name, *words] for name, words in READING.items()}
-    timed = {name: partial(subprocess.run, command, **how) for name, command in commands.items()}
-    rows = []
-    for name, took in time_in_turns(timed, rounds).items():
-        walls, cpu = [one.wall for one in took], [one.cpu for one in took]
-        rows.append([f"ratchet {name}", format_range(walls), format_range(cpu)])
-        note(Comparison(f"`ratchet {name}`", walls, limit=READING_GOAL))
-    return format_table("Seconds of commands that only read", ("", "s", "processor time"), rows)
+def compare(took: Mapping[str, Sequence[float]]) -> Iterator[list[str]]:
+    """Yield a row of each command, beside the first of all, which is a bare loop; note it, too."""
+    (peer, theirs), *commands = took.items()
+    yield [peer, format_range(theirs), ""]
+    for name, ours in commands:
+        yield [f"ratchet {name}", format_range(ours), f"{paired_ratio(ours, theirs):.2f}"]
+        note(Comparison(f"start of `ratchet {name}`", ours, peer, theirs, limit=GOAL))
 
 
 def bare_loop(folder: Path) -> list[str]:
@@ -121,6 +104,23 @@ def time_first_call(
         if asking:
             ask_once(process)
         wait_until(lambda: bool(proxy.seen["asample"]), process)
+        return time.monotonic() - began
+
+
+def time_engine_and_loop(folder: Path) -> float:
+    """Return the seconds from an engine's start to a bare loop's first request for tokens."""
+    began = time.monotonic()
+    with start_engine(folder / "state") as engine, proxied(engine["TINKER_BASE_URL"]) as proxy:
+        ready = time.monotonic() - began
+        variables = {**engine, "TINKER_BASE_URL": proxy.url}
+        return ready + time_first_call(proxy, variables, bare_loop(folder))
+
+
+def time_first_record(words: Sequence[str], variables: Mapping[str, str]) -> float:
+    """Return the seconds from a command's start to the first call in a journal; kill it."""
+    began, runs = time.monotonic(), Path(variables["RATCHET_RUNS"])
+    with running(words, variables) as process:
+        wait_until(lambda: any(map(Path.read_bytes, runs.glob("**/journal/*.jsonl"))), process)
         return time.monotonic() - began
 
 

@@ -19,7 +19,7 @@ FEW = ("--set", "rollouts.groups=2", "--set", "rollouts.group_size=4")
 BESIDE = (*ALONE, "--set", "model.base=local/tiny-chat", *FEW)
 SHORT = {
     "run_speed": (("--rounds", "1", "--steps", "2"), "### Pauses of an interpreter in steps 2"),
-    "starts": (("--rounds", "1"), "| ratchet serve |"),
+    "starts": (("--rounds", "1"), "| ratchet dryrun, and its engine |"),
     "engine.speed": (
         ("--rounds", "1", "--at-once", "8", "--sequences", "4", "--cores", "1"),
         "### Update by a loss",
