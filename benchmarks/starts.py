@@ -1,7 +1,8 @@
 """Seconds from a command to its first request for tokens, beside the start of a bare loop.
 
 Each has a process of its own, and is killed at that request: on one engine that is there already,
-where a proxy sees it, or with an engine of its own, where the run's journal has it.
+where a proxy sees it, or with an engine of its own, where the run's journal has it. So has that of
+`ratchet train`, which probes a service first.
 """
 
 import argparse
@@ -63,12 +64,14 @@ def main() -> None:
         start = partial(time_first_call, proxy, variables)
         start([*ratchet, *COMMANDS["train"]])  # which makes Prefect's database
         cut_off([*ratchet, *COMMANDS["train"], "--run", RUN], variables, folder / "runs" / RUN)
-        for _ in range(arguments.rounds):
-            took[BARE].append(start(bare_loop(folder)))
-            for name, words in COMMANDS.items():
-                took[name].append(start([*ratchet, *words], asking=name == "serve"))
         for number in range(arguments.rounds):
             own = folder / f"round-{number}"
+            took[BARE].append(start(bare_loop(folder)))
+            new = {**variables, "RATCHET_RUNS": f"{own}"}
+            took["train"].append(time_first_record([*ratchet, *COMMANDS["train"]], new))
+            for name in ("evaluate", "resume", "serve"):
+                words = [*ratchet, *COMMANDS[name]]
+                took[name].append(start(words, asking=name == "serve"))
             alone[BARE_WITH_ENGINE].append(time_engine_and_loop(own / "bare"))
             for name, words in WITH_ENGINE.items():
                 runs = {**places, "RATCHET_RUNS": f"{own / words[0]}"}

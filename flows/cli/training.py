@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 from shlex import quote
@@ -54,6 +55,7 @@ MEND = (
     "part of a solution, or raise rollouts.group_size or rollouts.temperature"
 )
 REPEAT = "repeat the command"
+TOKENIZERS, CLIENT = "transformers.models.auto.tokenization_auto", "openai.resources.chat"
 NewRun = Annotated[
     str | None, typer.Option("--run", help="The new run's name; by default made of the old one's.")
 ]
@@ -349,7 +351,13 @@ def explain_absence(way_on: Callable[[], str]) -> Iterator[None]:
 
 
 def _find_flow(run: RunFolder, name: str) -> "Callable[..., RunSummary]":
-    """Import a run's flow alone: each has its form made at its import."""
+    """Import a run's flow alone: each has its form made at its import.
+
+    What a first tokenizer and a first call would import is imported while the server loads.
+    """
+    import_module(TOKENIZERS)
+    if "openai" in sys.modules:  # by the agent
+        import_module(CLIENT)
     parent = parent_of(run) if run.exists() else None
     if parent and parent["how"] == REPLAY:
         return partial(resolve_name("ratchet.flows.replay:replay"), parent=parent["run"])

@@ -29,8 +29,12 @@ CONSOLE = {
 }
 """Setting of a server, whose terminal has one line for a database that is away."""
 
-EVENTS_KEPT = "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED"
-"""Setting that keeps a row of each event and of each of its resources, which no page here shows."""
+LEFT_OUT = {
+    "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED": "0",
+    "PREFECT_SERVER_SERVICES_TRIGGERS_ENABLED": "0",
+}
+"""Settings that keep no row of an event or its resources, which no page here shows, and that run no
+automation, for which Prefect makes its application a second time."""
 
 KEPT_LINES = 200
 """Last lines of a server's output that are kept: an error's whole stack trace."""
@@ -111,7 +115,7 @@ class EmbeddedServer:
         level = os.environ.get(SERVER_LEVEL, "")
         console = {CONSOLE_LEVEL: level} if level else {}
         environment = {
-            EVENTS_KEPT: "0",
+            **LEFT_OUT,
             **CONSOLE,
             **console,
             **os.environ,
