@@ -2,7 +2,7 @@
 
 Each has a process of its own, and is killed at that request: on one engine that is there already,
 where a proxy sees it, or with an engine of its own, where the run's journal has it. So has that of
-`ratchet train`, which probes a service first.
+`ratchet train`, which probes a service first. Commands that only read are timed to their end.
 """
 
 import argparse
@@ -17,10 +17,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from openai import OpenAI
 
-from benchmarks.measuring import Comparison, describe_machine, format_table, note, paired_ratio
+from benchmarks.measuring import (
+    Comparison,
+    describe_machine,
+    format_table,
+    note,
+    paired_ratio,
+    time_in_turns,
+)
 from benchmarks.run_speed import BARE, ROOT, SETTINGS, format_range, make_plan, start_engine
 from ratchet.flows.recipe.loading import named_recipe
 from tests.support.servers.fault_proxy import FaultProxy, proxied
@@ -42,6 +50,15 @@ WITH_ENGINE: Mapping[str, Sequence[str]] = {
 """Commands that start an engine, since no service is named."""
 BARE_WITH_ENGINE = f"{BARE}, and its engine"
 GOAL = "2.2"
+READING: Mapping[str, Sequence[str]] = {
+    "--help": [],
+    "keys": [],
+    "runs": [],
+    "find": ["you", "--run", RUN],
+    "costs": [RUN],
+    "report": [RUN],
+}
+READING_GOAL = "0.4 s"
 
 
 def main() -> None:
@@ -76,8 +93,24 @@ def main() -> None:
             for name, words in WITH_ENGINE.items():
                 runs = {**places, "RATCHET_RUNS": f"{own / words[0]}"}
                 alone[name].append(time_first_record([*ratchet, *words], runs))
+        table = time_reading([sys.executable, *ratchet], variables, arguments.rounds)
     rows = [*compare(took), *compare(alone)]
     print(format_table("Seconds to the first request for tokens", ("", "s", "ratio"), rows))
+    print(table)
+
+
+def time_reading(ratchet: Sequence[str], variables: Mapping[str, str], rounds: int) -> str:
+    """Time the commands that only read; return the table."""
+    how: dict[str, Any] = {"cwd": ROOT, "env": {**os.environ, **variables}, "check": True}
+    how["stdout"] = subprocess.DEVNULL
+    commands = {name: [*ratchet, name, *words] for name, words in READING.items()}
+    timed = {name: partial(subprocess.run, command, **how) for name, command in commands.items()}
+    rows = []
+    for name, took in time_in_turns(timed, rounds).items():
+        walls, cpu = [one.wall for one in took], [one.cpu for one in took]
+        rows.append([f"ratchet {name}", format_range(walls), format_range(cpu)])
+        note(Comparison(f"`ratchet {name}`", walls, limit=READING_GOAL))
+    return format_table("Seconds of commands that only read", ("", "s", "processor time"), rows)
 
 
 def compare(took: Mapping[str, Sequence[float]]) -> Iterator[list[str]]:

@@ -121,13 +121,13 @@ def check_model(role: str, model: str) -> None:
     """
     litellm = import_litellm()
     if "://" in model:
+        said = f"the role {role} is answered by"
         try:
-            check_listener(check_place(model))
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"the role {role} is answered by {model}, which cannot be asked ({error}); start "
-                "that server, or mend its URL, which has the path of its API, such as /v1"
-            ) from error
+            url = check_place(model)
+        except ValueError as error:
+            raise UserError(f"{said} {error}") from error
+        remedy = "start that server, or mend its URL, which has the path of its API, such as /v1"
+        check_listener(url, f"{said} {model}, which", remedy)
         return
     try:
         litellm.get_llm_provider(model)

@@ -233,15 +233,9 @@ def _read(place: Mapping[str, Mapping[str, Any]]) -> Place:
 
 
 def check_place(key: str, model: str, likeliest: int) -> None:
-    """Refuse (CannotScore) a teacher `URL#MODEL`, which a key of the recipe names."""
+    """Refuse (UserError) a teacher `URL#MODEL`, which a key of the recipe names."""
     url = model.partition("#")[0]
-    try:
-        check_listener(url)
-    except (OSError, ValueError) as error:
-        raise CannotScore(
-            f"{key} {model} cannot be reached ({error}); start that service, or give another "
-            "teacher"
-        ) from error
+    check_listener(url, f"{key} {model}", "start that service, or give another teacher")
     if speaks_openai(url):
         ScoringServer(model, CHECK_SECONDS).check(likeliest)
     elif not os.environ.get(TEACHER_KEY):

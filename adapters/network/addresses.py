@@ -53,11 +53,19 @@ class Listener:
         return f"{'https' if self.tls else 'http'}://{self.host}:{port}"
 
 
-def check_listener(url: str) -> None:
-    """Raise OSError if nothing listens at a server's URL, ValueError if it has no host and port.
+def check_listener(url: str, named: str, remedy: str) -> None:
+    """Refuse (UserError) the server that is `named`, with a remedy, if nothing listens at its URL.
 
     Behind a proxy nothing is known, since the proxy alone reaches the server.
     """
+    try:
+        _reach(url)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{named} cannot be reached ({error}); {remedy}") from error
+
+
+def _reach(url: str) -> None:
+    """Raise OSError if nothing listens at a URL, ValueError if it has no host and port."""
     from urllib.request import getproxies, proxy_bypass  # slow, and few commands need it
 
     parts = urlsplit(url)

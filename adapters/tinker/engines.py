@@ -122,17 +122,10 @@ def check_key() -> None:
 
 
 def check_reachable() -> None:
-    """Raise ServiceError if nothing listens at TINKER_BASE_URL: the SDK would wait for minutes."""
-    url = os.environ.get("TINKER_BASE_URL")
-    if not url:
-        return
-    try:
-        check_listener(url)
-    except (OSError, ValueError) as error:
-        raise ServiceError(
-            f"the Tinker service at {url} cannot be reached ({error}); start it, mend "
-            "TINKER_BASE_URL, or unset it to run on the engine of this machine"
-        ) from error
+    """Raise UserError if nothing listens at TINKER_BASE_URL: the SDK would wait for minutes."""
+    if url := os.environ.get("TINKER_BASE_URL"):
+        remedy = "start it, mend TINKER_BASE_URL, or unset it to run on the engine of this machine"
+        check_listener(url, f"the Tinker service at {url}", remedy)
 
 
 def stay_offline(base_model: str) -> None:

@@ -74,16 +74,9 @@ def run_server(port: int) -> None:
 
 def _check_database(address: str) -> None:
     """Raise UserError if nothing listens at a database's address; SQLite has none."""
-    url = urlsplit(address)
-    if url.hostname is None:
-        return
-    try:
-        check_listener(address)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"the database at {url.hostname} cannot be reached ({error}); start it, or mend or "
-            "unset PREFECT_API_DATABASE_CONNECTION_URL"
-        ) from error
+    if host := urlsplit(address).hostname:
+        remedy = "start it, or mend or unset PREFECT_API_DATABASE_CONNECTION_URL"
+        check_listener(address, f"the database at {host}", remedy)
 
 
 def client_environment() -> dict[str, str]:

@@ -116,13 +116,8 @@ def _known_server() -> str | None:
 
 def check_server(address: str, otherwise: str) -> None:
     """Raise UserError if nothing listens at a server's address."""
-    try:
-        check_listener(address)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"the Prefect server at {address} cannot be reached ({error}); start one with "
-            f"`ratchet server`, or {otherwise}"
-        ) from error
+    remedy = f"start one with `ratchet server`, or {otherwise}"
+    check_listener(address, f"the Prefect server at {address}", remedy)
 
 
 def _keep_running(server: EmbeddedServer, over: Event) -> None:

@@ -122,7 +122,7 @@ def test_a_server_by_its_url_gives_a_whole_answer_or_is_refused_in_time_and_show
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("http://127.0.0.1:9/v1#qwen", r"cannot be asked .*; start that server"),
+        ("http://127.0.0.1:9/v1#qwen", r"cannot be reached .*; start that server"),
         ("http://10.0.0.1:8000/v1#qwen", "over the network in clear"),
         ("http://127.0.0.1:9/v1", "write URL#MODEL"),
     ],

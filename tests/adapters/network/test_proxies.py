@@ -129,10 +129,11 @@ def test_an_agent_s_program_is_told_which_hosts_have_no_proxy() -> None:
 def test_a_host_behind_a_proxy_of_all_schemes_is_not_asked_directly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with pytest.raises(socket.gaierror):
-        check_listener("https://nowhere.invalid")
+    asked = "https://nowhere.invalid", "that server", "start it"
+    with pytest.raises(UserError, match=r"^that server cannot be reached \(.*\); start it$"):
+        check_listener(*asked)
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
-    check_listener("https://nowhere.invalid")  # only the proxy can find it
+    check_listener(*asked)  # only the proxy can find it
 
 
 @pytest.mark.usefixtures("without_proxies")

@@ -239,7 +239,7 @@ def test_a_plain_server_that_scores_prompts_can_teach(
 def test_what_is_not_trained_needs_no_teacher(school: RunFolder) -> None:
     away = taught_by("http://127.0.0.1:9/v1#some/model")
     check_run(away, folder_of("evaluations/of-it"))
-    with pytest.raises(CannotScore, match="cannot be reached"):
+    with pytest.raises(UserError, match="cannot be reached"):
         check_run(away, folder_of("new"))
 
 
