@@ -57,7 +57,8 @@ class HttpDoor:
 
     async def look(self, seconds: float) -> None:
         """Raise if nobody answers in time, or a door that does not have the batch open."""
-        _check(await self._http.get(self._url(BATCH), timeout=seconds))
+        anew = {"connection": "close"}  # one that a lost machine had would wait for its answers
+        _check(await self._http.get(self._url(BATCH), headers=anew, timeout=seconds))
 
     async def begin(self) -> BegunBatch:
         return _read(BegunBatch, await self._http.post(self._url(BEGIN)))

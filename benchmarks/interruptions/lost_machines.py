@@ -58,6 +58,8 @@ SPREAD = 0.8
 """Share of a run's bytes over which its kills are spread."""
 AFTER_SECONDS = 1.0
 """Longest time from a write to a kill."""
+LOOK_SECONDS = 0.1
+"""Time between two looks at what is waited for, beside which a machine has to train."""
 
 RECIPE: dict[str, Any] = {
     "agent": "talks:talks",
@@ -209,6 +211,7 @@ class Training:
         """Wait until the machine that trains has so many bytes of the run."""
 
         def has_written() -> bool:
+            time.sleep(LOOK_SECONDS)
             copy = self._team.copy_of(self._run)
             return copy.exists() and size_of(copy) >= size
 
@@ -241,6 +244,7 @@ class Training:
         self._team.judge(self._run)
 
     def _has_crashed(self) -> bool:
+        time.sleep(LOOK_SECONDS)
         state = self._team.api.get(f"/flow_runs/{self._flow_run}").json()["state"]
         return state["type"] == "CRASHED"
 
