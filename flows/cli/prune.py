@@ -196,7 +196,7 @@ class Bundle:
 
     @cached_property
     def size(self) -> int:
-        return sum(run.size() for run in self.runs)
+        return sum(sum(run.sizes().values()) for run in self.runs)
 
     def needs(self) -> set[str]:
         """Name the runs that its own come from, or whose checkpoints they name."""

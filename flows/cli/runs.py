@@ -30,7 +30,7 @@ def runs(
 ) -> None:
     if as_json:
         rows = list_runs()
-        sizes = [{"bytes": row.facts.run.size()} if size else {} for row in rows]
+        sizes = [{"bytes": sum(row.facts.run.sizes().values())} if size else {} for row in rows]
         write_json([row.record() | own for row, own in zip(rows, sizes, strict=True)])
         return
     table, _, below = runs_table(terminal_width(), sized=size).partition("\n\n")

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import chain
 from typing import Protocol, TypeVar, cast
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import coolname.data
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause
 from prefect.flow_runs import pause_flow_run, suspend_flow_run
 from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
@@ -101,20 +104,34 @@ def wait_for_budget(run: RunFolder, budget: Budget, spent: str) -> None:
     asked = (LargerBudget if unpriced else LargerPricedBudget).with_initial_data(
         f"{run.name} has spent {spent}. Give it a larger limit; without one its own is doubled."
     )
-    given = _wait_for(asked, run).model_dump(exclude_none=True)
+    given = _wait_for(asked, run, f"{run.name} has spent {spent}; {way}").model_dump(
+        exclude_none=True
+    )
     if given or budget_of(run, budget).limits() == limits:  # nobody has given it one meanwhile
         grant(run, given or {name: 2 * of for name, of in limits.items()})
 
 
-def _wait_for(asked: type[LargerBudget], run: RunFolder) -> LargerBudget:
+def _wait_for(asked: type[LargerBudget], run: RunFolder, why: str) -> LargerBudget:
     """Suspend the flow run; pause it where another one plays it, which Prefect cannot suspend.
 
     The key of a suspension is the same when the run is played again.
     """
     if flow_run.parent_flow_run_id is None:
         key = f"budget-{steps_done(run.metrics)}-{len(granted_at(run))}"
-        return suspend_flow_run(wait_for_input=asked, key=key)
+        try:
+            return suspend_flow_run(wait_for_input=asked, key=key)
+        except Pause as pause:
+            _explain(pause.state, why)
+            raise
     return pause_flow_run(wait_for_input=asked, timeout=APPROVAL_SECONDS, key=str(uuid4()))
+
+
+def _explain(state: State[object] | None, why: str) -> None:
+    """Set the state in which the flow run waits again, with what its page says of it."""
+    assert state is not None
+    with get_client(sync_client=True) as client:
+        told = state.model_copy(update={"message": why})
+        client.set_flow_run_state(UUID(flow_run.id), told, force=True)
 
 
 def name_of_run() -> str:

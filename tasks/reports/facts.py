@@ -140,6 +140,13 @@ class RunCurves:
     """Whether it is the run that a sweep has chosen."""
     arm: str = ""
     """Arm of a sweep over seeds that it is a run of."""
+    arms: Sequence[str] = ()
+    """All arms of that sweep, whose colours are in this order."""
+
+    @property
+    def line(self) -> str:
+        """Name of the line that shows the run: its arm's, or its own."""
+        return self.arm or self.name
 
     def of_policy(self, policy: str) -> list[StepMetrics]:
         """Return the metrics of a policy, under their plain names, by step."""

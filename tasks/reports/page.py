@@ -15,7 +15,10 @@ from markupsafe import Markup
 
 from ratchet.adapters.errors import counted
 from ratchet.adapters.process.terminal import visible
+from ratchet.adapters.project.modules import locate
+from ratchet.adapters.redaction import redact
 from ratchet.adapters.tinker.bases import find_decoder
+from ratchet.tasks.examples.reading import ROW_READERS, kind_of
 from ratchet.tasks.given.measures import HeldOutMeasure, describe_counts, read_counts
 from ratchet.tasks.recording.transcripts import RecordedFailure, find_failures
 from ratchet.tasks.recording.views import open_views
@@ -30,19 +33,23 @@ from ratchet.tasks.reports.rollouts import (
 from ratchet.tasks.reports.tables import COST_COLUMNS, rows_by_purpose
 from ratchet.tasks.spending.ledger import read_ledger
 from ratchet.tasks.storage.dotted_keys import flatten
-from ratchet.tasks.storage.files import is_written, write_text
+from ratchet.tasks.storage.files import is_file, is_written, read_bytes, write_text
 from ratchet.tasks.storage.manifest import (
     Manifest,
     ancestors,
+    checksum,
     differences,
+    file_rows,
     generations,
     list_changes,
 )
-from ratchet.tasks.storage.plan_record import child_runs, read_plan
+from ratchet.tasks.storage.plan_record import ArmOfRun, arms_of, child_runs, read_plan
 from ratchet.tasks.storage.run_folder import RunFolder
 from ratchet.tasks.storage.tables import query_beside
 
 CALL_TIMES_QUERY = query_beside(__file__, "call_times")
+MOST_CODE = 20_000
+"""Bytes of a file of code that is shown."""
 MOST_FAILURES = 20
 """Different errors of a run that its page shows: the latest."""
 PAGE_VIEWS = ("spans", "calls", "rollouts")
@@ -61,6 +68,18 @@ def readable(value: object) -> str:
             return f"{value:,}"
         case _:
             return str(value)
+
+
+def read_code(run: RunFolder) -> dict[str, str]:
+    """Return the texts of small files, not of data, that are as the run has had them last."""
+    made = {name: sum for row in file_rows(run) for name, sum in row["files"].items()}
+    places = {name: locate(Path(name)) for name in made}
+    return {
+        name: redact(read_bytes(place).decode(errors="replace"))
+        for name, place in places.items()
+        if is_file(place) and kind_of(place) not in ROW_READERS and checksum([place]) == made[name]
+        if place.stat().st_size <= MOST_CODE
+    }
 
 
 HERE = Path(__file__).parent
@@ -126,11 +145,11 @@ def write_report(runs: Sequence[RunFolder], path: Path) -> Path:
 
     The page of stages or of a sweep shows their runs, with a table.
     """
-    records = [read_plan(run) for run in runs]
-    tables = [table for record in records for table in record.tables()]
+    records = {run.name: read_plan(run) for run in runs}
+    tables = [table for record in records.values() for table in record.tables()]
     shown = dict.fromkeys(one for run in runs for one in child_runs(run) or [run])
-    chosen = {name for record in records for name in record.chosen()}
-    arms = {run: arm.name for record in records for arm in record.arms for run in arm.runs}
+    chosen = {name for record in records.values() for name in record.chosen()}
+    arms = arms_of(records if runs[1:] else {"": records[runs[0].name]})
     return write_text(path, render_report([*shown], chosen=chosen, arms=arms, tables=tables))
 
 
@@ -138,16 +157,18 @@ def render_report(
     runs: Sequence[RunFolder],
     frame: str = "layout.html",
     chosen: Collection[str] = (),
-    arms: Mapping[str, str] | None = None,
+    arms: Mapping[str, ArmOfRun] | None = None,
     **framed: object,
 ) -> str:
     """Render the page of a run, or of several beside each other; `chosen` names the chosen runs.
 
-    `arms` has the arm of each run of a sweep over seeds.
+    `arms` has the arm of each run of a sweep over seeds, and its sweep's arms.
 
     Another `frame` is a template around the page; `framed` are its values.
     """
-    reported = [_read(run, run.name in chosen, (arms or {}).get(run.name, "")) for run in runs]
+    reported = [
+        _read(run, run.name in chosen, (arms or {}).get(run.name, ("", ()))) for run in runs
+    ]
     curves = [one.curves for one in reported]
     moving, constant = plots.split_constant(curves)
     ends = [(run.metrics[0], run.metrics[-1]) if run.metrics else ({}, {}) for run in curves]
@@ -169,6 +190,7 @@ def render_report(
             for name in metric_names(curves)
         ],
         cost_columns=COST_COLUMNS,
+        code={name: text for run in runs for name, text in read_code(run).items()},
     )
 
 
@@ -180,7 +202,7 @@ def compare_recipes(recipes: Sequence[Mapping[str, Any]]) -> list[tuple[str, lis
     return [(key, values, any(value != values[0] for value in values)) for key, values in rows]
 
 
-def _read(run: RunFolder, chosen: bool, arm: str) -> ReportedRun:
+def _read(run: RunFolder, chosen: bool, arm: ArmOfRun) -> ReportedRun:
     facts = read_facts(run)
     decode, done = find_decoder(facts.recipe["model"]["base"]), facts.done
     counts = read_counts(run.texts) if is_written(run.texts) else {}
@@ -195,7 +217,7 @@ def _read(run: RunFolder, chosen: bool, arm: str) -> ReportedRun:
         ]
         return ReportedRun(
             facts,
-            replace(facts.curves(views), chosen=chosen, arm=arm),
+            replace(facts.curves(views), chosen=chosen, arm=arm[0], arms=arm[1]),
             call_times=call_times.to_arrow_table().to_pylist(),
             costs=[*rows_by_purpose(read_ledger(run))],
             rollouts=marked,

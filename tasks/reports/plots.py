@@ -17,7 +17,7 @@ from typing import Any
 from markupsafe import escape
 
 from ratchet.adapters.rewards import MEASURE
-from ratchet.tasks.reports.facts import RunCurves, StepMetrics, metric_names
+from ratchet.tasks.reports.facts import HeldOutScore, RunCurves, StepMetrics, metric_names
 from ratchet.tasks.storage.files import read_bytes
 
 SIZE = 302.4, 180.0
@@ -194,16 +194,21 @@ def _draw_reward(runs: Sequence[RunCurves], label: str) -> str:
     paths: list[Shape] = []
     for colour, width, own in _arms(runs):
         places = _join(dict(enumerate(SCALES[label](run))) for run in own)
-        rewards = _join(REWARDS.values(run.metrics) for run in own)
-        steps = _spread([step for step in rewards if step in places])
+        means = _join(REWARDS.values(run.metrics) for run in own)
+        steps = _spread([step for step in means if step in places])
         along = [fmean(places[step]) for step in steps]
-        paths += _lines(along, [rewards[step] for step in steps], colour, stroke_width=width)
-        for score in _spread([s for run in own for s in run.scores if s.step in places]):
-            at = fmean(places[score.step]), score.reward
-            bounds = [(at[0], bound) for bound in score.interval or ()]
+        paths += _lines(along, [means[step] for step in steps], colour, stroke_width=width)
+        scores = defaultdict[tuple[int, str], list[HeldOutScore]](list)
+        for score in (one for run in own for one in run.scores if one.step in places):
+            scores[score.step, score.played].append(score)
+        for (step, played), of in _spread([*scores.items()]):
+            rewards = [score.reward for score in of]
+            at = fmean(places[step]), fmean(rewards)
+            ends = of[0].interval or () if len(own) == 1 else (min(rewards), max(rewards))
+            bounds = [(at[0], bound) for bound in ends]
             paths += [_line(bounds, mark, stroke=colour, stroke_width=0.9) for mark in ("", CAP)]
             paths.append(_line([at], RING, stroke=colour))
-            paths.append(_line([at], FILLED.get(score.played, HALF), fill=colour))
+            paths.append(_line([at], FILLED.get(played, HALF), fill=colour))
     return _draw(f"reward, by {label}", paths, whole="updates" in label)
 
 
@@ -241,8 +246,9 @@ def _spread(values: Sequence[Any]) -> list[Any]:
 
 def colour_places(runs: Sequence[RunCurves]) -> list[int]:
     """Return the number of each run's colour, which the runs of an arm share."""
-    places: dict[str, int] = {}
-    return [places.setdefault(run.arm or run.name, len(places)) for run in runs]
+    lines = dict.fromkeys(line for run in runs for line in run.arms or [run.name])
+    places = {line: place for place, line in enumerate(lines)}
+    return [places[run.line] for run in runs]
 
 
 def _arms(runs: Sequence[RunCurves]) -> Iterator[tuple[str, float, list[RunCurves]]]:

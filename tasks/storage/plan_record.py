@@ -9,6 +9,8 @@ from ratchet.tasks.storage.run_folder import RunFolder, runs_root
 
 Table = tuple[Sequence[str], list[list[object]]]
 """Names of columns, and rows; None where there is nothing."""
+ArmOfRun = tuple[str, Sequence[str]]
+"""Name of the arm that a run is of, and the names of all arms of its sweep."""
 Examples = Mapping[str, tuple[float, float]]
 """Held-out example of a run → its part of the run's measure, and its weight."""
 
@@ -127,6 +129,16 @@ def read_plan(run: RunFolder) -> PlanRecord:
     results = [ChildResult(**row) for row in values["results"]]
     arms = [Arm(**row) for row in values.get("arms", ())]
     return PlanRecord(**{**values, "results": results, "arms": arms})
+
+
+def arms_of(records: Mapping[str, PlanRecord]) -> dict[str, ArmOfRun]:
+    """Map the runs of arms to these; a name begins with that of the record, if this has one."""
+    found: dict[str, ArmOfRun] = {}
+    for called, record in records.items():
+        names = [", ".join(filter(None, [called, arm.name])) for arm in record.arms]
+        for arm, name in zip(record.arms, names, strict=True):
+            found |= dict.fromkeys(arm.runs, (name, names))
+    return found
 
 
 def child_runs(run: RunFolder, first: int = 0) -> list[RunFolder]:

@@ -471,14 +471,15 @@ class RunFolder:
             put()
         shutil.rmtree(aside)
 
-    def size(self) -> int:
-        """Return the bytes of the run's files on this machine, with those that a fork shares."""
-        total = 0
+    def sizes(self) -> dict[str, int]:
+        """Map its folders, "" for itself, to the bytes in them on this machine, a fork's too."""
+        found: dict[str, int] = {}
         for folder, _, names in os.walk(self.path):
+            kind = "".join(Path(folder).relative_to(self.path).parts[:1])
             for name in names:
                 with suppress(FileNotFoundError):  # an open run removes files meanwhile
-                    total += Path(folder, name).lstat().st_size
-        return total
+                    found[kind] = found.get(kind, 0) + Path(folder, name).lstat().st_size
+        return found
 
     def _holder(self) -> re.Match[str] | None:
         """Read who holds the lock, or held it last; None if nobody has."""

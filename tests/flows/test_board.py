@@ -19,7 +19,8 @@ from ratchet.flows.server.board import COOKIE, SentHeaders, board_app
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.step_log import record_metrics
 from ratchet.tasks.storage.files import write_json
-from ratchet.tasks.storage.run_folder import RunFolder
+from ratchet.tasks.storage.plan_record import Arm, ChildResult, PlanRecord, write_plan
+from ratchet.tasks.storage.run_folder import RunFolder, folder_of
 from tests.tasks.test_journal import NOON
 from tests.tasks.test_report_page import (
     PageReader,
@@ -194,6 +195,31 @@ def test_curves_of_the_ticked_runs_are_drawn_over_each_other(board: TestClient) 
     assert re.search(r">\s*entropy\s*</text>", page)
     assert "var(--series-1)" in page.split("<svg")[1]
     assert "2 runs" in shown(board, "/compare?run=one&run=two&sort=newest")
+
+
+def test_the_arms_of_a_sweep_are_a_line_each_in_the_order_and_colours_of_its_table(
+    board: TestClient,
+) -> None:
+    names = [f"{arm}-{seed}" for seed in (1, 2) for arm in ("low", "high")]
+    for name in [*names, "other"]:
+        record_metrics(record_run(name).metrics, 2, {"reward/mean": 0.5})
+    arms = [Arm(arm, [f"{arm}-1", f"{arm}-2"], 2, 0.5) for arm in ("low", "high")]
+    results = [ChildResult(name, 2, measured=0.5) for name in names]
+    write_plan(folder_of("tried"), PlanRecord({}, names, "held-out reward", results, arms))
+    page = board.get("/").text
+    legend = page.split('<p class="legend">')[1].split("</p>")[0]
+    lines = re.findall(r"var\(--series-(\d)\)\"></i><bdi>(.*?)</bdi>", legend)
+    of = {line: place for place, line in lines}
+    assert of.keys() == {"tried, low", "tried, high", "other"}
+    assert int(of["tried, high"]) - int(of["tried, low"]) == 1
+    for arm in ("low", "high"):
+        place = of[f"tried, {arm}"]
+        assert f'--series-{place})"></i>{arm}</td>' in page
+        assert page.count(f"fill: var(--series-{place}); opacity: 0.18") == 2, "a band a drawing"
+    assert f"fill: var(--series-{of['other']}); opacity" not in page
+    alone = board.get("/?run=high-1&run=high-2").text
+    assert "tried, low" not in alone
+    assert "tried, high" in board.get("/compare?run=high-1&run=high-2").text
 
 
 def test_a_damaged_or_half_written_run_is_a_row_that_says_so(board: TestClient, runs: Path) -> None:

@@ -26,7 +26,7 @@ from ratchet.tasks.reports.page import render_report, write_report
 from ratchet.tasks.reports.plots import draw_panels, draw_rewards
 from ratchet.tasks.storage.files import write_json
 from ratchet.tasks.storage.logs import append_row
-from ratchet.tasks.storage.manifest import read_manifest, write_manifest
+from ratchet.tasks.storage.manifest import checksum, read_manifest, record_files, write_manifest
 from ratchet.tasks.storage.plan_record import ChildResult, PlanRecord, write_plan
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of, runs_root
 from ratchet.tasks.tracking.prefect_pages import describe_curves, write_run_report
@@ -380,6 +380,27 @@ def test_no_number_of_an_axis_is_cut_off(scale: float) -> None:
             centred = "middle" in number.attrib["style"]
             assert x - (wide / 2 if centred else wide) >= 0, number.text
             assert x + (wide / 2 if centred else 0) <= width, number.text
+
+
+def test_the_code_that_a_run_was_made_with_and_the_sizes_of_its_folders_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agents").mkdir()
+    code = tmp_path / "agents" / "own.py"
+    code.write_text("REWARD = '<b>1'\n")
+    (tmp_path / "data.jsonl").write_text('{"seen": "nowhere"}\n')
+    run = record_run("hello")
+    paths = {name: Path(name) for name in ("agents/own.py", "data.jsonl")}
+    record_files(run, {name: checksum([path]) for name, path in paths.items()}, 0)
+    run.engine.mkdir()
+    (run.engine / "weights").write_bytes(bytes(3_000_000))
+    reader = PageReader(render_report([run]))
+    assert "REWARD = '<b>1'" in reader.text
+    assert "nowhere" not in reader.text
+    assert "engine 3.0 MB" in " ".join(reader.text.split())
+    code.write_text("REWARD = 2\n")
+    assert "REWARD = " not in PageReader(render_report([run])).text, "the run was not made with it"
 
 
 def test_errors_are_shown_to_their_last_line_and_equal_ones_once() -> None:

@@ -1,8 +1,11 @@
 """Pages of the board: a table of runs and, of each, its report, rollouts, groups and examples."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from operator import itemgetter
 from typing import Literal
 
 from pydantic import ConfigDict, Field
@@ -31,12 +34,13 @@ from ratchet.tasks.reports.board.searches import (
     search_groups,
     search_rollouts,
 )
-from ratchet.tasks.reports.facts import RunFacts, metric_names
+from ratchet.tasks.reports.facts import BROKEN, RunCurves, RunFacts, metric_names
 from ratchet.tasks.reports.page import TEMPLATES, render_report
-from ratchet.tasks.reports.plots import COLOURS, Panel, draw_panels, draw_rewards
+from ratchet.tasks.reports.plots import COLOURS, Panel, colour_places, draw_panels, draw_rewards
 from ratchet.tasks.reports.progress import ProgressReader
 from ratchet.tasks.storage.files import FileVersions, version_of
 from ratchet.tasks.storage.manifest import recipe_of
+from ratchet.tasks.storage.plan_record import ArmOfRun, PlanRecord, all_plans, arms_of, read_plan
 from ratchet.tasks.storage.run_folder import RunFolder, folder_of, runs_root
 
 REFRESH_SECONDS = 5
@@ -100,7 +104,12 @@ def render_board(query: RunSelection) -> str:
         for some in (shown, ticked)
     )
     known = [row.facts for row in ticked_rows or rows if not row.trouble and row.facts.done]
-    curves = [facts.curves() for facts in known if facts.is_named][:COLOURS]
+    plans = _read_plans()
+    arms, best = arms_of(plans), {name for of in plans.values() for name in of.chosen()}
+    every = [_of_arm(facts, arms, best) for facts in known if facts.is_named]
+    drawn = [(one, at) for one, at in zip(every, colour_places(every), strict=True) if at < COLOURS]
+    curves, places = [one for one, _ in drawn], {one.name: at for one, at in drawn}
+    lines = dict(sorted(((one.line, at) for one, at in drawn), key=itemgetter(1)))
     names = metric_names(curves)
     panels = [Panel(name, name) for name in names if name == query.metric]
     drawings = [
@@ -116,12 +125,32 @@ def render_board(query: RunSelection) -> str:
         keys=sorted({key for differing in differences.values() for key, _ in differing}),
         metrics=sorted(names),
         drawings=drawings if curves else [],
-        drawn=[run.name for run in curves],
+        drawn=places,
+        lines=lines,
+        arms=[
+            (name, *of.tables()[0], [lines.get(f"{name}, {arm.name}") for arm in of.arms])
+            for name, of in plans.items()
+            if places.keys() & {*of.runs}
+        ],
         elsewhere=[run.name for run in ticked if run not in shown],
         rows=rows,
         found=len(chosen),
         most_differences=MOST_DIFFERENCES,
     )
+
+
+def _read_plans() -> dict[str, PlanRecord]:
+    """Read the sweeps that have arms, by their names."""
+    plans: dict[str, PlanRecord] = {}
+    for run in all_plans():
+        with suppress(*BROKEN):  # its own page says why it cannot be read
+            plans[run.name] = read_plan(run)
+    return {name: record for name, record in plans.items() if record.arms}
+
+
+def _of_arm(facts: RunFacts, arms: Mapping[str, ArmOfRun], chosen: Collection[str]) -> RunCurves:
+    arm, all_arms = arms.get(facts.name, ("", ()))
+    return replace(facts.curves(), arm=arm, arms=all_arms, chosen=facts.name in chosen)
 
 
 def render_run(name: str, query: FromQuery) -> str:
@@ -134,9 +163,10 @@ def render_run(name: str, query: FromQuery) -> str:
 
 def render_comparison(query: Compared) -> str:
     """Render the report of several runs."""
-    runs = [folder_of(name) for name in query.run]
+    runs, arms = [folder_of(name) for name in query.run], arms_of(_read_plans())
     refresh = _refresh(query, any(run.is_held() for run in runs))
-    return render_report(runs, "frame.html", query=query, refresh=refresh, run_name="", here="")
+    framed = {"query": query, "refresh": refresh, "run_name": "", "here": ""}
+    return render_report(runs, "frame.html", arms=arms, **framed)
 
 
 def render_rollouts(name: str, query: RolloutSearch) -> str:

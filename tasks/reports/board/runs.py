@@ -141,7 +141,8 @@ def runs_table(width: int, *, sized: bool = False) -> str:
     columns, cells = [*RUN_COLUMNS], [row.cells() for row in rows]
     if sized:
         columns.append("bytes")
-        cells = [[*own, count(row.facts.run.size())] for own, row in zip(cells, rows, strict=True)]
+        sizes = [sum(row.facts.run.sizes().values()) for row in rows]
+        cells = [[*own, count(size)] for own, size in zip(cells, sizes, strict=True)]
     table = fitted(columns, cells, width, SHORTENED_COLUMNS)
     return "\n\n".join([table, *filter(None, (row.explanation() for row in rows))])
 

@@ -1,6 +1,7 @@
 """Budgets: a run that has spent its own stops between two steps, and goes on with a larger one."""
 
 import json
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -217,6 +218,10 @@ def test_a_deployed_run_waits_for_approval_and_goes_on_as_if_it_had_not(
     tokens = int(sum(read_ledger(whole).tokens(answered=True).values()) * 0.55)
     waiting = deployed.create(limited(tokens=tokens), "approved")
     assert deployed.play(waiting) == "Suspended"
+    state = deployed.client.read_flow_run(waiting).state
+    assert state is not None
+    said = r"approved has spent .* of budget.tokens .*; `ratchet resume approved --budget .*"
+    assert re.fullmatch(said, str(state.message))
     facts = read_facts(folder_of("approved"))
     assert facts.state(is_open=False) == "stopped, its budget is spent"
     assert resume_waiting("approved")
