@@ -29,9 +29,10 @@ def runs(
     size: Annotated[bool, typer.Option("--size", help="Show the bytes of each run here.")] = False,
 ) -> None:
     if as_json:
-        rows = list_runs()
-        sizes = [{"bytes": sum(row.facts.run.sizes().values())} if size else {} for row in rows]
-        write_json([row.record() | own for row, own in zip(rows, sizes, strict=True)])
+        records, root = [row["record"] for row in list_runs()], runs_root()
+        sizes = [RunFolder(root / of["run"]).sizes() if size else {} for of in records]
+        own = [{"bytes": sum(one.values())} if size else {} for one in sizes]
+        write_json([of | more for of, more in zip(records, own, strict=True)])
         return
     table, _, below = runs_table(terminal_width(), sized=size).partition("\n\n")
     show(table)

@@ -133,7 +133,7 @@ def test_a_kill_between_the_updates_of_two_policies_changes_nothing(
     killed = folder_of(name)
     done = [Ledger(killed.checkpoints(policy)).last_step() for policy in POLICIES]
     assert done == [2, 1]
-    assert {run.name: run.state for run in list_runs()}[name] == said
+    assert {row["run"]: row["record"]["state"] for row in list_runs()}[name] == said
     before = killed.checkpoints("policy").read_text()
 
     train(two_policies(), run=name)

@@ -18,13 +18,13 @@ from ratchet.flows.opening.flow_runs import summarize_run
 from ratchet.tasks.checkpoints import Ledger
 from ratchet.tasks.evaluations import ScoredRollout, score_outcomes
 from ratchet.tasks.recording.step_log import record_metrics
-from ratchet.tasks.reports.board.runs import list_runs, runs_table
+from ratchet.tasks.reports.board.runs import list_runs, read_row, runs_table
 from ratchet.tasks.reports.facts import read_facts
 from ratchet.tasks.reports.plots import draw_named_rewards
 from ratchet.tasks.reports.tables import list_evaluations
 from ratchet.tasks.storage.files import write_json
 from ratchet.tasks.storage.manifest import bind_run, write_manifest
-from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of
+from ratchet.tasks.storage.run_folder import RunError, RunFolder, folder_of, runs_root
 from tests.tasks.test_reports import LONG, ended, rollout, sealed
 
 FINGERPRINT = "f00d"
@@ -76,7 +76,8 @@ def test_runs_are_listed_with_their_state() -> None:
     running = make_run("c", steps=4, done=0)
     Ledger(make_run("d", steps=4, done=2).checkpoints(POLICY)).begin(3)
     with running.locked():
-        listed = [(run.name, run.facts.steps, run.state) for run in list_runs()]
+        records = [row["record"] for row in list_runs()]
+    listed = [(of["run"], of["steps"], of["state"]) for of in records]
     assert listed == [
         ("a", 2, "finished"),
         ("b", 4, "stopped"),
@@ -114,7 +115,8 @@ def test_of_a_run_are_read_the_files_that_its_line_shows_each_once(
 
     monkeypatch.setattr(Path, "open", open_file)
     runs_table(100)
-    assert sorted(opened) == sorted([run.manifest, run.metrics, *run.evaluations()])
+    read = sorted(path for path in opened if run.path in path.parents)
+    assert read == sorted([run.manifest, run.metrics, *run.evaluations()])
 
 
 def test_a_line_has_the_gain_the_parent_and_the_cost() -> None:
@@ -189,13 +191,35 @@ def test_a_run_that_is_served_says_so_until_it_is_not() -> None:
     make_run("done", steps=2, done=2)
     recipe = RECIPE | {"steps": 2}
     with bind_run("done", recipe, FINGERPRINT, to_serve=True):
-        assert [run.state for run in list_runs()] == ["finished, served"]
+        assert states() == ["finished, served"]
         assert folder_of("done").is_held()
         with pytest.raises(RunError, match=r"is open in process .*, which serves it; wait for it"):
             folder_of("done").delete()
-    assert [run.state for run in list_runs()] == ["finished"]
+    assert states() == ["finished"]
     with bind_run("done", recipe, FINGERPRINT):
-        assert [run.state for run in list_runs()] == ["running"]
+        assert states() == ["running"]
+
+
+def states() -> list[str]:
+    return [row["record"]["state"] for row in list_runs()]
+
+
+def test_a_finished_run_is_read_anew_if_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, other = make_run("a", steps=1, done=1), make_run("b", steps=2, done=1)
+    first, read = runs_table(100), list[str]()
+    monkeypatch.setattr(
+        "ratchet.tasks.reports.board.runs.read_row",
+        lambda facts, is_open: read.append(facts.name) or read_row(facts, is_open),
+    )
+    assert (runs_table(100), read) == (first, ["b"])
+    evaluate(run, 1, 0.5)
+    record_metrics(other.metrics, 1, {})
+    assert "0.50" in runs_table(100)
+    assert read == ["b", "a", "b"]
+    kept = runs_root() / ".finished.jsonl"
+    for contents in ("", "{}\n", kept.read_text().replace("finished", "finished late")):
+        kept.write_text(contents)
+        assert states() == ["finished", "finished"]
 
 
 def test_below_the_table_is_the_last_error_of_each_run_to_its_last_line() -> None:
@@ -258,7 +282,7 @@ def test_a_run_whose_removal_was_killed_is_listed_no_more() -> None:
     run = make_run("first", 1, 1)
     run.path.replace(run.path.with_name(".first.deleted"))
     make_run("second", 1, 1)
-    assert [row.name for row in list_runs()] == ["second"]
+    assert [row["run"] for row in list_runs()] == ["second"]
 
 
 def test_the_sizes_of_runs_are_shown_when_asked_for() -> None:

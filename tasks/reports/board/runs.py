@@ -2,13 +2,16 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 
 from ratchet.adapters.errors import counted
 from ratchet.adapters.process.terminal import hanging
 from ratchet.tasks.reports.facts import BROKEN, STOPPED, RunFacts, explain, kind_of, read_facts
 from ratchet.tasks.reports.tables import fitted
 from ratchet.tasks.storage.dotted_keys import Json
+from ratchet.tasks.storage.files import JsonRow, read_rows, version_of, write_rows
 from ratchet.tasks.storage.run_folder import RunFolder, all_runs, runs_root
 
 COUNTS = ("tokens", "min", "USD")
@@ -127,24 +130,51 @@ def read_row(
     return RunRow(facts, state, doing, differences=differences)
 
 
-def list_runs() -> list[RunRow]:
-    """List the runs, by name."""
-    runs = sorted(map(read_facts, all_runs()), key=lambda of: of.name)
-    return [read_row(facts, facts.run.is_open()) for facts in runs]
+def list_runs() -> list[JsonRow]:
+    """List what is shown of runs, by name; a finished run is read anew only if it has changed.
+
+    What is known of finished runs is in a file beside them, which may be deleted.
+    """
+    file, known, ours = runs_root() / ".finished.jsonl", dict[str, JsonRow](), version("ratchet-rl")
+    with suppress(FileNotFoundError, *BROKEN):
+        known = {row["run"]: row for row in read_rows(file)}
+    rows = [_read_shown(run, known.get(run.name, {}), ours) for run in all_runs()]
+    finished = [row for row in rows if row["version"]]
+    if finished and finished != [*known.values()]:
+        with suppress(OSError):  # who may not write there reads them all again
+            write_rows(file, finished)
+    return rows
+
+
+def _read_shown(run: RunFolder, known: JsonRow, by: str) -> JsonRow:
+    """Return a run's cells, record and explanation; its `version` is empty until it is finished."""
+    files = run.manifest, run.metrics, run.end, run.places
+    folders = (run.path / name for name in ("evaluations", "measures", "spans"))
+    is_open, stated = run.is_open(), f"{by} {version_of([*files, *folders])}"
+    if known.get("version") == stated and not is_open:
+        return known
+    row = read_row(read_facts(run), is_open)
+    return {
+        "run": run.name,
+        "version": stated if row.state.startswith("finished") and not is_open else "",
+        "cells": row.cells(),
+        "record": row.record(),
+        "explanation": row.explanation(),
+    }
 
 
 def runs_table(width: int, *, sized: bool = False) -> str:
     """Return the runs as a table of at most `width` letters; below it, whole, what is wrong."""
-    rows = list_runs()
+    rows, root = list_runs(), runs_root()
     if not rows:
-        return f"{runs_root()} holds no runs yet; `ratchet train` makes one"
-    columns, cells = [*RUN_COLUMNS], [row.cells() for row in rows]
+        return f"{root} holds no runs yet; `ratchet train` makes one"
+    columns, cells = [*RUN_COLUMNS], [row["cells"] for row in rows]
     if sized:
         columns.append("bytes")
-        sizes = [sum(row.facts.run.sizes().values()) for row in rows]
+        sizes = [sum(RunFolder(root / row["run"]).sizes().values()) for row in rows]
         cells = [[*own, count(size)] for own, size in zip(cells, sizes, strict=True)]
     table = fitted(columns, cells, width, SHORTENED_COLUMNS)
-    return "\n\n".join([table, *filter(None, (row.explanation() for row in rows))])
+    return "\n\n".join([table, *filter(None, (row["explanation"] for row in rows))])
 
 
 def count(number: float) -> str:
