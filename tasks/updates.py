@@ -18,6 +18,7 @@ import pyarrow as pa
 from ratchet.adapters.errors import UserError
 from ratchet.adapters.tinker.live_policy import LivePolicy, Pass, Saving, SubmittedUpdate, apart
 from ratchet.adapters.tinker.service import PatientSampler, Service, ServiceFailed, ServiceRefused
+from ratchet.durable.process import collect_garbage
 from ratchet.tasks.checkpoints import Checkpoint, Ledger
 from ratchet.tasks.datums import columns_of, to_datums
 from ratchet.tasks.metrics import (
@@ -201,9 +202,9 @@ class PolicyUpdater:
     ) -> Update:
         """Train the datums of a step's files by its method: checkpoint `step` becomes `step` + 1.
 
-        While the service computes, the `next_update` is submitted, and the calls `meanwhile` are
-        made. A step without datums keeps the weights. An update that fails leaves no live client
-        behind.
+        While the service computes, the `next_update` is submitted, the calls `meanwhile` are made,
+        and what the step has left is collected. A step without datums keeps the weights. An update
+        that fails leaves no live client behind.
         """
         with self._owning:
             ahead = self._ahead if self._ahead and self._ahead.datums.step == step else None
@@ -218,7 +219,7 @@ class PolicyUpdater:
                         rebuilt.probe(datums, recorded or next(iter(scored), None))
                     ahead = self._submit(live, datums)
                 self._ahead = next_update and self._submit_next(live, ahead.update, next_update)
-                for call in meanwhile:
+                for call in (*meanwhile, collect_garbage):
                     call()
                 result = live.result(ahead.update)
                 if rebuilt is not None:

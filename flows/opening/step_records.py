@@ -7,7 +7,6 @@ from functools import cache
 from prefect import get_run_logger
 
 from ratchet.adapters.errors import counted
-from ratchet.durable.process import collect_garbage
 from ratchet.flows.checkpoints.policies import RunPolicy
 from ratchet.flows.opening.flow_runs import wait_for_budget
 from ratchet.flows.opening.run import OpenRun
@@ -71,7 +70,6 @@ def record_step(
     record_metrics(run.folder.metrics, step, metrics)
     run.folder.put()
     run.tracking.follow()
-    collect_garbage()
     get_run_logger().info(describe_step(run.folder, {"step": step, **metrics}))
     check_budget(run)
 
