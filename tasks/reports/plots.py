@@ -330,7 +330,7 @@ def _draw(
         lines.append(f'<path d="{path}" style="{style}"/>')
     write = "{:.0e}".format if logarithmic else _short
     texts = [((LEFT + wide - RIGHT) / 2, ABOVE - 7, "middle", title)]
-    texts += [(x(at), high - BELOW + 12, "middle", write(at)) for at in below]
+    texts += [(x(at), high - BELOW + 12, "middle", _short(at)) for at in below]
     texts += [(LEFT - 4, y(at) + 3, "end", write(at)) for at in beside]
     texts += [(x(0), y(place - 0.28), "start", name) for place, name in enumerate(names)]
     for one, at, anchor, said in texts:

@@ -382,6 +382,14 @@ def test_no_number_of_an_axis_is_cut_off(scale: float) -> None:
             assert x + (wide / 2 if centred else 0) <= width, number.text
 
 
+def test_a_logarithmic_panel_counts_its_steps_as_every_other_one() -> None:
+    metrics = [{"kl_sample_train_v2": 10.0**-step} for step in range(1, 8)]
+    [drawn] = draw_panels([RunCurves("hello", metrics, ["policy"], [], [], [], {})])
+    texts = re.findall(">([^<]+)</text>", drawn)
+    assert texts[1:5] == ["0", "1", "2", "3"]
+    assert "1e-07" in texts
+
+
 def test_the_code_that_a_run_was_made_with_and_the_sizes_of_its_folders_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
