@@ -386,7 +386,7 @@ def test_a_logarithmic_panel_counts_its_steps_as_every_other_one() -> None:
     metrics = [{"kl_sample_train_v2": 10.0**-step} for step in range(1, 8)]
     [drawn] = draw_panels([RunCurves("hello", metrics, ["policy"], [], [], [], {})])
     texts = re.findall(">([^<]+)</text>", drawn)
-    assert texts[1:5] == ["0", "1", "2", "3"]
+    assert texts[1:5] == ["0", "2", "4", "6"]
     assert "1e-07" in texts
 
 
