@@ -89,6 +89,7 @@ GGUF_FILES: dict[str, tuple[Callable[[bytes], bytes], dict[str, Any], str]] = {
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with a sound recipe, and a cache of its own in it."""
     small_project(tmp_path, monkeypatch, {})
+    monkeypatch.setattr("ratchet.flows.cli.commands.begin_engine", lambda: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 

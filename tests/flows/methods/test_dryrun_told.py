@@ -49,7 +49,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a project with the agent, and have no engine start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RATCHET_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(engines, "_start", lambda base: pytest.fail(f"an engine starts for {base}"))
+    monkeypatch.setattr(engines, "_start", lambda: pytest.fail("an engine starts"))
     (tmp_path / "agents").mkdir()
     write_agent(tmp_path, "pass")
     for name in ("datasets", "prefect.yaml"):
