@@ -125,7 +125,7 @@ def check_model(role: str, model: str) -> None:
         try:
             url = check_place(model)
         except ValueError as error:
-            raise UserError(f"{said} {error}") from error
+            raise UserError(f"{said} {model}, but {error}") from error
         remedy = "start that server, or mend its URL, which has the path of its API, such as /v1"
         check_listener(url, f"{said} {model}, which", remedy)
         return

@@ -115,7 +115,7 @@ class LateCommand(TyperCommand):
             if info_name in FLOW_COMMANDS:
                 quiet_prefect("--verbose" in args)  # the server reads this, too
                 begin_server()
-            if info_name in (*FLOW_COMMANDS, "serve") and "--say" not in args:
+            if info_name in (*FLOW_COMMANDS, "serve") and "--say" not in args:  # a file's turns
                 begin_engine()
         return self.load().make_context(info_name, args, *of, **extra)
 
