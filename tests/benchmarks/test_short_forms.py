@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.formulas import PEERS
+from ratchet.tasks.storage.run_folder import RunFolder
 from tests.support.processes import ROOT
+from tests.support.runs.small_recipe import small_recipe
+from tests.support.runs.whole_run import fixture_of
+
+whole = fixture_of(small_recipe(steps=1))
 
 OVERLAP = ("--lag", "0", "--streamed", "2", "--seeds", "1", "--steps", "1", "--folder", "o")
 ALGORITHMS = ("--seeds", "1", "--steps", "1", "--only", "loss ppo", "--folder", "a")
@@ -103,3 +108,18 @@ def test_a_benchmark_prints_what_it_measures(name: str, tmp_path: Path) -> None:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr[-2000:]
     assert printed in done.stdout
+
+
+@pytest.mark.story
+def test_copies_of_a_run_are_listed_and_asked(whole: RunFolder) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.growth.many_runs", whole.name, "2"],
+        cwd=ROOT,
+        env={**os.environ, "RATCHET_RUNS": str(whole.path.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "### 2 runs" in done.stdout
+    assert "| sql select count(*) from spans |" in done.stdout

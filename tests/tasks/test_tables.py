@@ -1,5 +1,6 @@
 """A query and its parameters → Arrow → Parquet."""
 
+import json
 import re
 import warnings
 from contextlib import chdir
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.tasks.storage.tables import arrays, select, write_table
+from ratchet.tasks.storage.files import read_footer
+from ratchet.tasks.storage.tables import arrays, select, write_parts, write_table
 
 
 def test_a_query_is_answered_in_its_order_with_its_parameters(tmp_path: Path) -> None:
@@ -93,3 +95,18 @@ def test_every_query_reads_files_by_the_macros_alone() -> None:
     files = [file for folder in folders for file in folder.rglob("*") if file.suffix in KINDS]
     reads = re.compile(r"\bfrom\s+(read_(parquet|csv|ndjson|json|text|blob)\w*|glob)\(\s*[$'f]")
     assert [file.name for file in files if reads.search(file.read_text())] == ["prelude.sql"]
+
+
+JSON = st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=40)
+
+
+@given(st.lists(JSON), st.sampled_from([0, 100, 127, 128, 16_383, 16_384]))
+def test_a_value_of_a_footer_is_read_without_a_library(value: list[object], length: int) -> None:
+    value = [*value, "x" * length]
+    text = json.dumps({"more": value})
+    table = pa.table({"a": [1]})
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "one.parquet")
+        write_parts([table], table.schema, path, lambda: {"ratchet.tokens": text, "z": "[]"})
+        assert read_footer(path, "ratchet.tokens") == {"more": value}
+        assert json.loads(pq.read_metadata(path).metadata[b"ratchet.tokens"]) == {"more": value}
